@@ -132,10 +132,12 @@ COMMENT ON FUNCTION @S@.idem_p_elements(jsonb) IS
 'The members of an object, or the elements of an array.';
 
 -- Works level by level, down and up again, because a document can be nested more
--- deeply than functions can call each other.
+-- deeply than functions can call each other.  A new plan for each level would take most
+-- of the time.
 CREATE FUNCTION @S@.idem_p_canonical_by_levels(document jsonb)
 RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
 	levels @S@.idem_p_json_level[];

@@ -92,8 +92,11 @@ BEGIN
 	RETURN QUERY SELECT 'idem_p_configuration', format('PUBLIC or other roles have privileges on %s: call idem_grant() again',
 			string_agg(DISTINCT t.label, ', '))
 		FROM @S@.idem_p_open_tables() AS t HAVING count(*) > 0;
-	RETURN QUERY SELECT 'idem_p_installation', format('PUBLIC can execute %s functions: call idem_grant() again', count(*))
-		FROM @S@.idem_p_open_functions() HAVING count(*) > 0;
+	RETURN QUERY SELECT 'idem_p_installation', CASE
+			WHEN f.grantee = 0 THEN format('PUBLIC can execute %s functions: call idem_grant() again', count(*))
+			ELSE format('role "%1$s" can execute %2$s functions: unless it is an administrator, REVOKE ALL ON ALL FUNCTIONS IN SCHEMA %3$s FROM %1$s, and grant again what it needs',
+				f.grantee::regrole, count(*), '@S@'::regnamespace) END
+		FROM @S@.idem_p_open_functions() AS f GROUP BY f.grantee;
 	RETURN QUERY SELECT t.name, CASE
 			WHEN c.oid IS NULL THEN format('"%s" of extension "idempotency" is missing', t.name)
 			WHEN c.relpersistence <> 'p' THEN format('%s "%s" is unlogged', CASE c.relkind WHEN 'S' THEN 'sequence' ELSE 'table' END, t.name)

@@ -323,6 +323,7 @@ DECLARE
 	heads bigint[];
 	head_lanes bigint[];
 	any_exhausted boolean;
+	dying bigint[];
 	behind bigint[];
 	lanes bigint[];
 	ids bigint[];
@@ -374,42 +375,51 @@ BEGIN
 		-- A call that holds the head of a lane owns the lane.
 		ids := NULL;
 		IF any_exhausted THEN
-			-- Messages without remaining attempts die, and the search for the next ones begins again.
-			WITH first_ones AS MATERIALIZED (SELECT o.id, o.key_hash FROM @S@.idem_outbox AS o
-					WHERE o.id = ANY (heads) AND o.state = 'pending' AND o.available_at <= clock
-						AND (o.attempt - o.uncounted_attempts >= attempts_allowed OR o.attempt = 2147483647)
-						AND (o.key_hash IS NULL OR @S@.idem_p_try_lock_lane(o.key_hash))
-					LIMIT may_die),
-				candidates AS MATERIALIZED (SELECT r.id, f.key_hash FROM first_ones AS f CROSS JOIN LATERAL (
-						SELECT f.id WHERE f.key_hash IS NULL
+			-- Messages without remaining attempts die, and the search for the next ones begins again.  The
+			-- next statement must see all answers, so its snapshot has to be newer than the locks of the keys.
+			dying := ARRAY(SELECT o.id FROM @S@.idem_outbox AS o
+				WHERE o.id = ANY (heads) AND o.state = 'pending' AND o.available_at <= clock
+					AND (o.attempt - o.uncounted_attempts >= attempts_allowed OR o.attempt = 2147483647)
+					AND (o.key_hash IS NULL OR @S@.idem_p_try_lock_lane(o.key_hash))
+				LIMIT may_die);
+			WITH candidates AS MATERIALIZED (SELECT r.id, h.key_hash
+					FROM (SELECT o.id, o.key_hash FROM @S@.idem_outbox AS o WHERE o.id = ANY (dying)) AS h
+					CROSS JOIN LATERAL (
+						SELECT h.id WHERE h.key_hash IS NULL
 						UNION ALL
 						SELECT n.id FROM (
 							SELECT m.id, bool_and(m.available_at <= clock AND (m.attempt - m.uncounted_attempts >= attempts_allowed
 								OR m.attempt = 2147483647)) OVER (ORDER BY m.id) AS are_all
 							FROM (SELECT b.id, b.available_at, b.attempt, b.uncounted_attempts FROM @S@.idem_outbox AS b
-								WHERE b.key_hash = f.key_hash AND b.state = 'pending' ORDER BY b.id LIMIT may_die) AS m) AS n
+								WHERE b.key_hash = h.key_hash AND b.state = 'pending' ORDER BY b.id LIMIT may_die) AS m) AS n
 						WHERE n.are_all) AS r (id)
 					LIMIT may_die),
-				-- The next message of each key goes into the index.  If another transaction holds it, the
-				-- messages before it cannot die now, because this call does not wait.
+				-- The first message of each key that does not die goes into the index.
 				followers AS MATERIALIZED (SELECT n.id, c.key_hash FROM (
 						SELECT d.key_hash, max(d.id) AS last FROM candidates AS d WHERE d.key_hash IS NOT NULL GROUP BY d.key_hash) AS c
 					CROSS JOIN LATERAL (SELECT b.id FROM @S@.idem_outbox AS b
 						WHERE b.key_hash = c.key_hash AND b.state = 'pending' AND b.id > c.last ORDER BY b.id LIMIT 1) AS n),
-				locked_followers AS MATERIALIZED (SELECT f.id, f.key_hash FROM followers AS f
-					CROSS JOIN LATERAL (SELECT FROM @S@.idem_outbox AS o WHERE o.id = f.id FOR NO KEY UPDATE SKIP LOCKED) AS l),
 				-- Others can have written a message before it was locked.
-				exhausted AS (SELECT o.id FROM candidates AS c JOIN @S@.idem_outbox AS o ON o.id = c.id
-					WHERE o.state = 'pending' AND o.available_at <= clock
+				exhausted AS MATERIALIZED (SELECT c.id, c.key_hash FROM candidates AS c
+					CROSS JOIN LATERAL (SELECT FROM @S@.idem_outbox AS o WHERE o.id = c.id AND o.state = 'pending' AND o.available_at <= clock
 						AND (o.attempt - o.uncounted_attempts >= attempts_allowed OR o.attempt = 2147483647)
-						AND (c.key_hash IS NULL OR c.key_hash NOT IN (SELECT f.key_hash FROM followers AS f)
-							OR c.key_hash IN (SELECT f.key_hash FROM locked_followers AS f))
-					FOR NO KEY UPDATE OF o SKIP LOCKED),
+						FOR NO KEY UPDATE SKIP LOCKED) AS l),
+				locked_followers AS MATERIALIZED (SELECT f.id, f.key_hash FROM followers AS f
+					CROSS JOIN LATERAL (SELECT FROM @S@.idem_outbox AS o WHERE o.id = f.id AND o.state = 'pending'
+						FOR NO KEY UPDATE SKIP LOCKED) AS l),
+				-- If another transaction holds one of them, none of the key dies now, because this call does not wait.
+				held AS MATERIALIZED (SELECT c.key_hash FROM candidates AS c
+					WHERE c.key_hash IS NOT NULL AND c.id NOT IN (SELECT e.id FROM exhausted AS e)
+					UNION ALL
+					SELECT f.key_hash FROM followers AS f WHERE f.id NOT IN (SELECT l.id FROM locked_followers AS l)),
 				dead AS (UPDATE @S@.idem_outbox AS o SET state = 'dead', in_due_index = false,
 						last_error = coalesce(o.last_error, 'The last lease expired.')
-					FROM exhausted AS e WHERE o.id = e.id RETURNING o.key_hash),
+					FROM exhausted AS e
+					WHERE o.id = e.id AND (e.key_hash IS NULL OR e.key_hash NOT IN (SELECT h.key_hash FROM held AS h))
+					RETURNING o.id),
 				opened AS (UPDATE @S@.idem_outbox AS o SET in_due_index = true
-					FROM locked_followers AS f WHERE o.id = f.id AND NOT o.in_due_index)
+					FROM locked_followers AS f
+					WHERE o.id = f.id AND NOT o.in_due_index AND f.key_hash NOT IN (SELECT h.key_hash FROM held AS h))
 			SELECT count(*) INTO died FROM dead;
 			IF died > 0 THEN
 				may_die := may_die - died;

@@ -81,7 +81,9 @@ SELECT pg_catalog.pg_extension_config_dump('idem_p_configuration', '');
 CREATE VIEW @S@.idem_p_extension AS
 	SELECT 0::pg_catalog.oid AS oid, 'idempotency'::pg_catalog.name AS extname, c.relowner AS extowner,
 		c.relnamespace AS extnamespace, (SELECT i.version FROM @S@.idem_p_installation AS i) AS extversion
-	FROM pg_catalog.pg_class AS c WHERE c.oid OPERATOR(pg_catalog.=) '@S@.idem_p_installation'::pg_catalog.regclass::pg_catalog.oid;
+	FROM pg_catalog.pg_class AS c WHERE c.oid OPERATOR(pg_catalog.=) '@S@.idem_p_installation'::pg_catalog.regclass::pg_catalog.oid
+	-- So that no role can update the catalog through this view, with the rights of its owner
+	OFFSET 0;
 COMMENT ON VIEW @S@.idem_p_extension IS
 'The installation, with the columns of pg_extension.';
 

@@ -12,6 +12,10 @@
  * safe: a second acknowledgement has no effect, and the other calls name the
  * attempt, so they cannot change a message that another relay has taken.
  *
+ * After a failover, the server can lack the last transactions, and give the
+ * ids of the messages that it has lost to others.  So the relay gives no answer
+ * about messages that a server with another timeline had.
+ *
  * A call does not wait long for a row that another transaction has locked.
  * The messages of such a call are then answered one by one.  A message whose
  * row is locked gets a pause, and the others go on.
@@ -59,6 +63,8 @@ static const struct
 	[RELAY_CALL_CANCEL] = {"SELECT pg_catalog.pg_cancel_backend($1::int)", 1}
 };
 
+static void forget_others(RelayAnswers *answers);
+static void drop_others(RelayAnswers *answers, RelayMessageList *list);
 static void answer_batch(RelayAnswers *answers, RelayMessageList *list,
 						 RelayCall call);
 static void answer_alone(RelayAnswers *answers, int64_t now);
@@ -111,6 +117,8 @@ relay_answers_work(RelayAnswers *answers, int64_t now)
 	RelayQueue *queue = answers->queue;
 
 	relay_database_work(&answers->database, now);
+	if (database->state == RELAY_DATABASE_IDLE)
+		forget_others(answers);
 	if (database->state == RELAY_DATABASE_IDLE && now >= answers->next_look &&
 		extend(answers, now))
 		return;
@@ -129,6 +137,67 @@ relay_answers_work(RelayAnswers *answers, int64_t now)
 		answer_alone(answers, now);
 	if (queue->count > 0)
 		relay_loop_wake_at(database->server->loop, answers->next_look);
+}
+
+/*
+ * Remove the messages that a server with another timeline had, which are not
+ * in flight.  The connection is idle, so no call is about them.
+ */
+static void
+forget_others(RelayAnswers *answers)
+{
+	RelayQueue *queue = answers->queue;
+	RelayMessage *message;
+	unsigned	timeline = answers->database.timeline;
+
+	if (timeline == 0)
+		return;
+	if (answers->timeline != 0 && answers->timeline != timeline)
+	{
+		relay_log(RELAY_WARNING, "the server has another timeline; messages "
+				  "of the previous one are not answered");
+		answers->has_others = true;
+	}
+	answers->timeline = timeline;
+	if (!answers->has_others)
+		return;
+	answers->has_others = false;
+	for (message = queue->first; message; message = message->held_next)
+	{
+		if (message->timeline == timeline)
+			continue;
+		answers->has_others = true;
+		if (message->state == RELAY_READY)
+			relay_queue_release(queue, message);
+		/* Neither extend its lease, nor send it again. */
+		message->lease_end = RELAY_LEASE_LOST;
+	}
+	drop_others(answers, &queue->delivered);
+	drop_others(answers, &queue->refused);
+	drop_others(answers, &queue->untried);
+}
+
+/*
+ * Drop the messages of a list of answers that a server with another timeline
+ * had.
+ */
+static void
+drop_others(RelayAnswers *answers, RelayMessageList *list)
+{
+	RelayMessage *message = list->first;
+
+	while (message)
+	{
+		RelayMessage *next = message->next;
+
+		if (message->timeline != answers->timeline)
+		{
+			relay_list_remove(list, message);
+			answers->nalone -= message->answer_alone;
+			relay_queue_drop(answers->queue, message);
+		}
+		message = next;
+	}
 }
 
 /*

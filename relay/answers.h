@@ -28,6 +28,8 @@ typedef struct RelayAnswers
 	RelayDatabase database;
 	RelayQueue *queue;
 	int64_t		lease;			/* in milliseconds */
+	unsigned	timeline;		/* of the server */
+	bool		has_others;		/* messages of another timeline are held */
 
 	RelayCall	call;
 	RelayMessageList called;	/* the messages that it answers */

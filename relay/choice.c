@@ -50,7 +50,7 @@
 #define ATTEMPTS			16	/* a new one changes the mean by 1/16 */
 #define RETRY_QUEUE			10000	/* milliseconds of work in retries */
 #define RETRY_SHARE			4	/* they get 1/4 of what is free */
-#define POSTPONE_UNIT		1000	/* doubled with each failure */
+#define POSTPONE_UNIT		1000	/* doubled with each failure of a retry */
 #define MOST_FAILURES		5	/* that the server keeps */
 #define LEFT_OFTEN			3	/* times, without an answer */
 #define LATE				200 /* milliseconds, and 10 times the mean */
@@ -64,7 +64,7 @@ static int64_t late_at(const RelayMessage *message);
 static bool is_overdue(const RelayMessage *message, int64_t now);
 static bool has_place(RelaySink *sink, int64_t now);
 static bool has_retry_place(const RelaySink *sink, int64_t now);
-static void postpone(RelayMessage *message);
+static void postpone(RelayMessage *message, int doublings);
 
 /*
  * Complete what is known about a message that was taken.  Its "failures" are
@@ -107,9 +107,8 @@ turn_delay(const RelayMessage *message)
 }
 
 /*
- * Return an abandoned message that was added to the queue to the server, if
- * its sink holds another one.  One that waits behind another message of its
- * key stays.
+ * Return an abandoned message that was taken to the server, if its sink holds
+ * another one.  One that waits behind another message of its key stays.
  */
 void
 relay_sink_limit_abandoned(RelayMessage *message)
@@ -119,7 +118,7 @@ relay_sink_limit_abandoned(RelayMessage *message)
 	if (!message->abandoned || message->state != RELAY_READY)
 		return;
 	if (sink->abandoned)
-		postpone(message);
+		postpone(message, 0);
 	else
 		sink->abandoned = message;
 }
@@ -158,15 +157,17 @@ relay_sink_next(RelaySink *sink, int64_t now)
 			relay_loop_wake_at(sink->loop, turn);
 		}
 	}
-	if (!message || !flying || (!message->alone && !flying->alone))
-		;
-	/* Otherwise none would ever be handed over after it. */
-	else if (!flying->alone && relay_sink_is_late(flying, now))
-		message = choose(sink, true, now);
-	else
-	{
-		relay_loop_wake_at(sink->loop, late_at(flying));
+	if (message && flying && flying->alone)
 		return NULL;
+	if (message && flying && message->alone)
+	{
+		if (!relay_sink_is_late(flying, now))
+		{
+			relay_loop_wake_at(sink->loop, late_at(flying));
+			return NULL;
+		}
+		/* If none were handed over after it, it would never be overdue. */
+		message = choose(sink, true, now);
 	}
 	if (message && message->alone)
 		sink->alone_at = now;
@@ -185,16 +186,14 @@ has_place(RelaySink *sink, int64_t now)
 	if (count >= sink->max_in_flight)
 		return false;
 	/* While a pause ends, as few as possible are tried. */
-	if (sink->probes <= 0)
-	{
-		for (; message && relay_sink_is_late(message, now);
-			 message = message->next)
-			count--;
-	}
+	if (count < sink->window || sink->probes > 0)
+		return count < sink->window;
+	for (; message && relay_sink_is_late(message, now);
+		 message = message->next)
+		count--;
 	if (count < sink->window)
 		return true;
-	if (message)
-		relay_loop_wake_at(sink->loop, late_at(message));
+	relay_loop_wake_at(sink->loop, late_at(message));
 	return false;
 }
 
@@ -326,21 +325,20 @@ relay_sink_postpone_retries(RelaySink *sink)
 	if (limit > share)
 		limit = share;
 	while (sink->retries.count > places && sink->retries.count > limit)
-		postpone(sink->retries.last);
+		postpone(sink->retries.last, sink->retries.last->failures);
 	/* One of any size is allowed. */
 	while (sink->retries.count > (sink->retrying == 0) &&
 		   sink->retries.size + sink->retrying_size > memory)
-		postpone(sink->retries.last);
+		postpone(sink->retries.last, sink->retries.last->failures);
 }
 
 /*
  * Return a ready message to the server for another pause.
  */
 static void
-postpone(RelayMessage *message)
+postpone(RelayMessage *message, int doublings)
 {
 	RelaySink  *sink = message->sink;
-	int			doublings = message->failures;
 	double		pause = POSTPONE_UNIT;
 
 	if (doublings > MOST_FAILURES)

@@ -35,7 +35,8 @@ static const char *const host_names[] = {"host", "hostaddr", "port"};
 
 /*
  * Settings that the relay depends on.  Some do not exist in all major
- * versions.  The parameter is the lock_timeout.
+ * versions.  The parameters are the lock_timeout, and whether to ask for the
+ * timeline, which some services that resemble PostgreSQL do not report.
  */
 static const char setup_query[] =
 "SELECT (" RELAY_SCHEMA_QUERY "),"
@@ -48,6 +49,8 @@ static const char setup_query[] =
 " AND pg_catalog.has_function_privilege(p.oid, 'EXECUTE')"
 " AND p.pronamespace::pg_catalog.regnamespace::pg_catalog.text"
 " OPERATOR(pg_catalog.=) (" RELAY_SCHEMA_QUERY "))),"
+" CASE WHEN $2 AND NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.left("
+"pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8) END,"
 " pg_catalog.set_config(name, value, false)"
 " FROM (VALUES ('search_path', 'pg_catalog'),"
 " ('statement_timeout', '0'), ('lock_timeout', $1::pg_catalog.text),"
@@ -63,6 +66,7 @@ static char *rotate(const char *list, int by);
 static void log_notice(void *argument, const char *notice);
 static void socket_ready(void *argument, int fd, int events);
 static void continue_connecting(RelayDatabase *database);
+static bool send_setup(const RelayDatabase *database);
 static void continue_query(RelayDatabase *database);
 static void end_setup(RelayDatabase *database, PGresult *result);
 static void watch(RelayDatabase *database, int events);
@@ -403,24 +407,34 @@ continue_connecting(RelayDatabase *database)
 {
 	PGconn	   *connection = database->connection;
 	PostgresPollingStatusType status = PQconnectPoll(connection);
-	const char *params[] = {
-		database->lock_timeout ? database->lock_timeout : "0"
-	};
 
 	if (status == PGRES_POLLING_READING)
 		watch(database, RELAY_LOOP_READ);
 	else if (status == PGRES_POLLING_WRITING)
 		watch(database, RELAY_LOOP_WRITE);
 	else if (status != PGRES_POLLING_OK ||
-			 PQsetnonblocking(connection, 1) < 0 ||
-			 !PQsendQueryParams(connection, setup_query, 1, NULL, params,
-								NULL, NULL, 0))
+			 PQsetnonblocking(connection, 1) < 0 || !send_setup(database))
 		lose(database, PQerrorMessage(connection));
 	else
 	{
 		database->state = RELAY_DATABASE_SETUP;
 		continue_query(database);
 	}
+}
+
+/*
+ * Send the setup query.  Returns false if that fails.
+ */
+static bool
+send_setup(const RelayDatabase *database)
+{
+	const char *params[] = {
+		database->lock_timeout ? database->lock_timeout : "0",
+		database->server->no_timeline ? "f" : "t"
+	};
+
+	return PQsendQueryParams(database->connection, setup_query, 2, NULL,
+							 params, NULL, NULL, 0) != 0;
 }
 
 /*
@@ -481,7 +495,17 @@ continue_query(RelayDatabase *database)
 static void
 end_setup(RelayDatabase *database, PGresult *result)
 {
-	if (PQresultStatus(result) != PGRES_TUPLES_OK)
+	const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+
+	if (state && !database->server->no_timeline &&
+		(strncmp(state, "0A", 2) == 0 || strncmp(state, "42", 2) == 0))
+	{
+		/* Not supported, or not allowed; or the next one fails, too. */
+		database->server->no_timeline = true;
+		if (!send_setup(database))
+			lose(database, PQerrorMessage(database->connection));
+	}
+	else if (PQresultStatus(result) != PGRES_TUPLES_OK)
 		lose(database, PQresultErrorMessage(result));
 	else if (PQgetisnull(result, 0, 0))
 		lose(database, "the database lacks the extension; run "
@@ -500,6 +524,8 @@ end_setup(RelayDatabase *database, PGresult *result)
 		free(database->server->lacking);
 		database->server->lacking = PQgetisnull(result, 0, 3) ? NULL :
 			relay_copy(PQgetvalue(result, 0, 3));
+		database->timeline = (unsigned) strtoul(PQgetvalue(result, 0, 4), NULL,
+												16);
 		database->state = RELAY_DATABASE_IDLE;
 		if (database->losses > 0 && database->backoff > 0)
 			relay_log(RELAY_INFO, "connected to the database again (%s)",

@@ -53,6 +53,7 @@ typedef struct RelayServer
 	int			good_host;		/* number of the one that worked at start */
 
 	int			max_attempts;	/* idempotency.outbox_max_attempts */
+	bool		no_timeline;	/* it does not report one */
 	char	   *lacking;		/* functions of completer.c that the role
 								 * cannot call; NULL: none */
 } RelayServer;
@@ -91,6 +92,7 @@ typedef struct RelayDatabase
 	int			pid;			/* of the server process */
 	char	   *schema;			/* of the extension, quoted */
 	bool		is_utf8;		/* the database's encoding */
+	unsigned	timeline;		/* of the server; 0: unknown */
 	int			first_host;		/* number of the host to try first */
 	uint64_t	losses;			/* connections lost, or not made */
 } RelayDatabase;

@@ -45,6 +45,7 @@ typedef struct RelayMessage
 	size_t		payload_length;
 	size_t		size;			/* of the allocation */
 	int64_t		published_at;	/* on this machine's clock; 0: unknown */
+	unsigned	timeline;		/* of the server that had it */
 
 	RelayMessageState state;
 	int64_t		lease_end;		/* or RELAY_LEASE_LOST */

@@ -3,6 +3,7 @@
 
 import os
 import random
+import shutil
 import signal
 import socket
 import struct
@@ -386,6 +387,55 @@ def operates(world):
         world.query('DROP OWNED BY relay_operator; DROP ROLE relay_operator')
 
 
+def fails_over(world):
+    """A server that is promoted without the last transactions gives their ids to
+    other messages, which the relay does not acknowledge for the lost ones."""
+    gate = threading.Event()
+    endpoint = Endpoint(lambda request, number: gate.wait(60) and (204, {}, b''))
+    other = Other(world)
+    try:
+        other.control('-m', 'fast', 'stop')
+        shutil.copytree(other.data, other.data + '.standby')
+        other.start()
+        other.connection = None
+        relay = world.relay('--database=' + other.where, '--w.sink=webhook', '--w.topics=t', '--w.url=' + endpoint.url,
+                            '--w.timeout=60s').started()
+        for n in range(5):
+            other.publish('t', '"old"')
+        until('they are in flight', lambda: len(endpoint.requests) == 5)
+        relay.signal(signal.SIGSTOP)
+        gate.set()
+        other.stop()
+        shutil.rmtree(other.data)
+        os.rename(other.data + '.standby', other.data)
+        open(os.path.join(other.data, 'standby.signal'), 'w').close()
+        other.start()
+        other.control('-w', 'promote')
+        new = {other.publish('t', '"new"') for n in range(5)}
+        relay.signal(signal.SIGCONT)
+        other.all_acked(5)
+        equal('the new ones that arrived', {request.headers['webhook-id'] for request in endpoint.requests} & new, new)
+        equal('the status', relay.stop(), 0)
+    finally:
+        other.stop()
+        shutil.rmtree(other.data)
+        endpoint.close()
+
+
+def without_timeline(world):
+    """A server that does not report its timeline is used as well."""
+    world.query('REVOKE EXECUTE ON FUNCTION pg_current_wal_lsn FROM PUBLIC; CREATE ROLE limited LOGIN; '
+                'GRANT pg_read_all_data, pg_write_all_data TO limited')
+    try:
+        world.query('GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO limited')
+        world.publish('t')
+        relay = world.relay('--database=user=limited', '--out.sink=stdout', '--out.topics=t').started()
+        world.all_acked(1)
+        equal('the status', relay.stop(), 0)
+    finally:
+        world.query('GRANT EXECUTE ON FUNCTION pg_current_wal_lsn TO PUBLIC; DROP OWNED BY limited; DROP ROLE limited')
+
+
 TESTS = [
     ('postgres: relays and the other server are killed; each effect once, in order', applied_once),
     ('postgres: a call that fails or takes too long fails alone', applied_alone),
@@ -396,4 +446,6 @@ TESTS = [
     ('postgres: a server that is silent after the login is given up after timeout', silent_after_login),
     ('outbox: one event goes to three webhooks, each copy once', fans_out),
     ('operators: dead, groups, requeue and status', operates),
+    ('database: a failover that loses transactions loses no later message', fails_over),
+    ('database: a server that reports no timeline is used as well', without_timeline),
 ]

@@ -69,12 +69,17 @@ is(by('tenant', 'shop', $claim), 'new', 'and after that call the limit is anothe
 my $dump = $node->basedir . '/schema.sql';
 by('installer', 'shop', q{SELECT FROM idem_configure('max_attempts', '5')});
 $node->command_ok([ 'pg_dump', '-s', '-n', 'idem', '-d', $node->connstr('shop'), '-f', $dump ], 'a dump of the schema');
-$node->safe_psql('restored', "ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO tenant;\n\\i $dump");
-like( by('installer', 'restored', q{SELECT detail FROM idem_health() WHERE check_name = 'tables'}),
-	qr/have privileges on .*idem\.idem_keys/, 'idem_health reports the default privileges of a named role after a restore');
-by('installer', 'restored', q{GRANT SELECT ON idem_tokens TO pg_monitor; SELECT FROM idem_grant('tenant')});
-is(by('tenant', 'restored', $_), 42501, "and the next grant revokes them: $_")
-	foreach 'SELECT FROM idem_keys', 'DELETE FROM idem_outbox', 'SELECT FROM idem_p_installation';
+$node->safe_psql('restored', join('', map { "ALTER DEFAULT PRIVILEGES GRANT ALL ON $_ TO tenant;\n" } qw(TABLES SEQUENCES FUNCTIONS)) . "\\i $dump");
+is( by('installer', 'restored', q{SELECT count(*) FROM idem_table_faults() WHERE fault ~ 'have privileges on .*idem\.idem_keys' OR fault ~ 'role "tenant" can execute 1.*REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idem FROM tenant'}),
+	2, 'idem_health reports the default privileges of a named role after a restore');
+by('installer', 'restored', q{GRANT SELECT ON idem_tokens TO pg_monitor; REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idem FROM tenant; SELECT FROM idem_grant('tenant')});
+is(by('tenant', 'restored', $_), 42501, "and a revocation and the next grant close them: $_")
+	foreach 'SELECT FROM idem_keys', 'DELETE FROM idem_outbox', 'SELECT FROM idem_p_installation',
+  q{SELECT idem_configure('key_min_length', '1')}, 'SELECT FROM idem_outbox_take()', 'SELECT idem_p_complete_installation()';
+is(by('tenant', 'restored', q{SELECT outcome FROM idem_claim('s', 'restored-by-tenant')}), 'new', 'but not what it grants');
+is( by('tenant', 'restored', q{SELECT bool_or(has_table_privilege(c.oid, p)) FROM pg_class AS c, unnest('{INSERT,UPDATE,DELETE,TRUNCATE}'::text[]) AS p WHERE c.relname ~ '^idem_'}),
+	'f', 'nor the right to write a view');
+is(by('installer', 'restored', 'UPDATE idem_p_extension SET extowner = 0'), 55000, 'and not even the owner can write a catalog through a view');
 is( by('installer', 'restored', q{SELECT has_table_privilege('pg_monitor', 'idem_tokens', 'SELECT')}),
 	't', 'a role that can only read a table keeps that');
 is( by('installer', 'restored', q{
@@ -142,6 +147,34 @@ $taker->result;
 is(by('installer', 'shop', q{SELECT state FROM idem_outbox}), 'pending', 'and does not die');
 $_->quit foreach $holder, $taker;
 
+# A message without attempts, one behind it that was taken with it, and one behind both that is parked
+my $three = q{
+	DELETE FROM idem_outbox;
+	SELECT FROM idem_publish('t', '1', 'k');
+	SELECT FROM idem_publish('t', '2', 'k');
+	SELECT FROM idem_outbox_take(10, '1 h');
+	SELECT FROM idem_publish('t', '3', 'k');
+	SELECT FROM idem_outbox_extend(ARRAY(SELECT id FROM idem_outbox WHERE payload = '2'), '0 s', '{1}');
+	SELECT FROM idem_outbox_take(10, '1 h');
+	SELECT FROM idem_outbox_extend(ARRAY(SELECT id FROM idem_outbox WHERE payload = '1'), '0 s', '{1}');};
+my $second = q{ARRAY(SELECT id FROM idem_outbox WHERE payload = '2')};
+is( by('installer', 'shop', qq{$three
+		BEGIN; SELECT FROM idem_outbox_release($second, '{1}'); PREPARE TRANSACTION 'holder';
+		SELECT payload FROM idem_outbox_take(10);
+		COMMIT PREPARED 'holder';
+		SELECT payload FROM idem_outbox_take(10);}),
+	"2\n3", 'a message without attempts, and one behind it that a prepared transaction holds: none is skipped');
+by('installer', 'shop', qq{$three SELECT FROM idem_outbox_extend($second, '1 h', '{1}')});
+($holder, $taker) = map { session($node, 'shop') } 1 .. 2;
+$_->run('SET search_path = idem') foreach $holder, $taker;
+$holder->run("BEGIN; LOCK TABLE idem_p_lanes; SELECT idem_outbox_ack($second)");
+$taker->send('SELECT payload FROM idem_outbox_take(10)');
+wait_for_block($node, $taker->pid);
+$holder->run('COMMIT');
+is($taker->result, 3, 'a message without attempts, and one behind it that is acknowledged meanwhile: none is skipped');
+is(by('installer', 'shop', q{SELECT count(*) FROM idem_outbox_blocked() WHERE reason = 'lost'}), 0, 'or lost');
+$_->quit foreach $holder, $taker;
+
 # Messages behind another one that cannot be parked
 by('installer', 'shop', q{
 	DELETE FROM idem_outbox;
@@ -189,5 +222,22 @@ $node->psql('shop', join('', map { "SET statement_timeout = '@{[ 5 + 2 * $_ ]} m
 	  . "RESET statement_timeout; SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();",
 	stdout => \my $output, on_error_stop => 0, connstr => $node->connstr('shop') . " options='-c search_path=idem'");
 is($output =~ s/.*\n//sr, 0, 'a batch that is canceled keeps no lock');
+
+#
+# The C edition and back, by a superuser that is not the owner
+#
+$node->safe_psql('shop', join('', q{CREATE EXTENSION idempotency SCHEMA idem VERSION 'unpackaged';},
+	map { "ALTER EXTENSION idempotency UPDATE TO '$_';" } '1.0-portable', '1.0', '1.0-portable'));
+is( by('installer', 'shop', q{
+		DELETE FROM idem_outbox;
+		SELECT FROM idem_configure('max_lease', '14 h');
+		SELECT FROM idem_publish('t', '1', 'k');
+		SELECT FROM idem_publish('t', '2', 'k');
+		SELECT count(*) FROM idem_outbox_take(1);
+		SELECT count(*) FROM idem_outbox_take(1);
+		SELECT idem_outbox_ack(ARRAY(SELECT min(id) FROM idem_outbox));
+		SELECT payload FROM idem_outbox_take(1);}),
+	"1\n0\n1\n2", 'after the C edition and back, the functions can use what the script has created');
+is(by('tenant', 'shop', q{SELECT outcome FROM idem_claim('s', 'there-and-back-1', lease => '14 h')}), 'new', 'for other roles, too');
 
 done_testing();

@@ -3,7 +3,7 @@
  * the schema, parameters are named and cast, and columns are text.
  */
 import {
-  array, asciiJson, bigint, bool, bytes, headers, int, interval, json, text,
+  array, asciiJson, bigint, bool, bytes, describe, headers, int, interval, json, text,
   type Bigint, type Headers, type Json, type Parameter,
 } from './values.js'
 import { tracedHeaders } from './observe.js'
@@ -536,7 +536,10 @@ export type Core = {
 export function coreOver(all: Statements, perform: <T>(statement: Statement<T>, name: keyof Statements, given: unknown[]) => Promise<T>): Core {
   const core: Record<string, unknown> = {}
   for (const name of Object.keys(all) as (keyof Statements)[]) {
-    core[name] = async (...given: unknown[]) => perform(statementOf(all, name, given), name, given)
+    core[name] = async (...given: unknown[]) => {
+      checkedOptions(name, given)
+      return perform(statementOf(all, name, given), name, given)
+    }
   }
   return core as Core
 }
@@ -545,6 +548,27 @@ export function coreOver(all: Statements, perform: <T>(statement: Statement<T>, 
 export function statementOf<T>(all: Statements, name: keyof Statements, given: unknown[]): Statement<T> {
   return (all[name] as (...given: unknown[]) => Statement<T>)(...given)
 }
+
+/** Refuses misspelled options, which are those that the function does not read. */
+function checkedOptions(name: keyof Statements, given: unknown[]): void {
+  const at = DECLARED[name].length
+  const options = given[at]
+  if (options === undefined) return
+  const isObject = typeof options === 'object' && options !== null
+  const called = isObject ? `${name} ${Object.keys(options).join()}` : name
+  if (accepted.has(called)) return
+  const read = new Set<string>()
+  statementOf(DECLARED, name, given.with(at, new Proxy(isObject ? options : {}, {
+    get: (target, option: string) => Reflect.get(read.add(option) && target, option) as unknown,
+  })))
+  if (!isObject && read.size > 0) throw new TypeError(`the options of ${name}() must be an object, not ${describe(options)}`)
+  const unknown = isObject && Object.keys(options).find((option) => !read.has(option))
+  if (unknown) throw new TypeError(`${name}() does not use the option ${unknown}; its options are ${[...read].join(', ') || 'none'}`)
+  accepted.add(called)
+}
+const DECLARED = statements('')
+/** Calls whose options have been checked. */
+const accepted = new Set<string>()
 
 const heldTexts = new Map<string, string>()
 function heldText(text: string): string {

@@ -103,6 +103,8 @@ export async function answerOf(client: Client<any>, request: HttpRequest & { nat
   { snapshot, handler, over }: Route): Promise<HttpAnswer> {
   let whole: Response | undefined
   let again: (() => Promise<void>) | undefined
+  // The whole response is stored, and not the range of the first request.
+  for (const name of ['range', 'if-range']) delete (request.native.raw ?? request.native).headers[name]
   try {
     const onScope = (): void => { held.isUndone = () => true }
     const answer = await serve(client, { ...request, onScope }, options as HttpOptions<never>, kind, async (context, isFinished) => {

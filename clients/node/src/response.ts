@@ -112,7 +112,13 @@ export class BufferedResponse extends HeldResponse {
         take(given[0], given[1])
         begin()
         seemsSent(res, 'writableEnded')
-        attempt.answer({ status: status!, headers, body: Buffer.concat(parts) })
+        const body = Buffer.concat(parts)
+        const length = Number(res.getHeader('content-length') ?? body.length)
+        if (length !== body.length && res.req.method !== 'HEAD' && status !== 204 && status !== 304) {
+          attempt.fail(new TypeError(`${route} answers with ${body.length} bytes, but its Content-Length is ${length}`))
+        } else {
+          attempt.answer({ status: status!, headers, body })
+        }
         return res
       },
       destroy: (error?: Error) => {

@@ -131,6 +131,25 @@ for (const { name, scope, key: given, runs, state, kept } of cases) {
   })
 }
 
+test('an option that a function does not have is refused, with the names of its options', async () => {
+  const calls: [name: string, given: unknown[], options: string][] = [
+    ['publish', ['t', 1], 'messageKey, headers, deliverAfter, deliverAfterMs'], ['once', ['s', 't'], 'ttl, ttlMs'], ['outboxTake', [], 'maxMessages, lease, leaseMs, topics, wait, waitMs'],
+    ['complete', ['s', 'k', 200], 'body, headers, claimToken'], ['setMany', [['u'], ['t'], ['e'], ['a'], [true], [1]], 'none'],
+    ['claim', ['s', 'k'], 'requestHash, ttl, ttlMs, lease, leaseMs, wait, waitMs, request'],
+  ]
+  for (const client of [world.client(), new MemoryIdempotency()] as any[]) {
+    for (const on of [client, { on: client }]) {
+      for (const [name, given, options] of calls) {
+        const run = async (): Promise<unknown> => (on === client ? client[name](...given, { message_key: 'x' })
+          : client.transaction((tx: unknown) => client.on(tx)[name](...given, { message_key: 'x' })))
+        await assert.rejects(run, new RegExp(`^TypeError: ${name}\\(\\) does not use the option message_key; its options are ${options}$`))
+      }
+    }
+    await assert.rejects(client.once('s', 't', 5), /^TypeError: the options of once\(\) must be an object, not 5$/)
+    assert.deepEqual(await client.outboxTake({ topics: ['t'] }), [])
+  }
+})
+
 test('an argument that is not even sent does not end the transaction', async () => {
   for (const client of [world.client(), new MemoryIdempotency()] as Client<any>[]) {
     const result = await client.request({ scope: 'scope', key: key() }, async (tx) => {

@@ -6,9 +6,10 @@ import time
 
 import psycopg
 import pytest
+from proxy import Proxy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from pg_idempotency import AsyncIdempotency, Idempotency
+from pg_idempotency import AsyncIdempotency, Idempotency, postgres
 
 NAME = f"python_{os.getpid()}"
 
@@ -60,29 +61,32 @@ def asynchronously(database):
     return run
 
 
-class _SlowCancel:
-    """A driver's connection.  The handler's transaction is rolled back before cancel() returns."""
+SILENCES = {"statement": b"SELECT 77", "commit": b"idem_complete", "rollback": b"ROLLBACK"}
+"""Where a server falls silent, and the text at which the proxy does."""
 
-    def __init__(self, driver):
-        self._driver, self.fileno = driver, driver.fileno
 
-    @property
-    def closed(self):
-        return self._driver.closed
+@pytest.fixture(params=SILENCES)
+def silent_server(request, monkeypatch):
+    """A proxy, and a place where the server will fall silent once fall_silent() is called; the limits are short."""
+    monkeypatch.setattr("pg_idempotency.core.ANSWER_LIMIT", 2)
+    monkeypatch.setattr("pg_idempotency.runtimes.ABORT_DELAY", 0.5)
+    monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.5)
+    monkeypatch.setattr("pg_idempotency.postgres.ROLLBACK_LIMIT", 0.5)
+    proxy, silences = Proxy(), [SILENCES[request.param]]
 
-    def cancel(self):
-        self._driver.cancel()
-        time.sleep(0.5)
+    def fall_silent():
+        if silences:                            # a client whose COMMIT has no answer claims again, on a new connection
+            proxy.silence, proxy.all_silent = silences.pop(), request.param != "commit"
+    yield proxy, request.param, fall_silent
+    proxy.close()
 
 
 @pytest.fixture
 def slow_cancel(monkeypatch):
-    """Make abort() of a class of sessions close the link after the transaction has ended."""
-    def slow(session_class):
-        driver_of, slowed = session_class._driver, {}
+    """Make abort() close the link after the handler's transaction has ended."""
+    cancel = postgres.cancel_statement
 
-        def driver(session):
-            found = driver_of(session)
-            return found and slowed.setdefault(id(found), _SlowCancel(found))
-        monkeypatch.setattr(session_class, "_driver", driver)
-    return slow
+    async def slowly(connection):
+        await cancel(connection)
+        time.sleep(0.5)
+    monkeypatch.setattr(postgres, "cancel_statement", slowly)

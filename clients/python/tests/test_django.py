@@ -329,6 +329,14 @@ def test_a_body_is_read_up_to_a_limit(serve):
     assert send(new_key(), b"x" * 10, "text/plain", **cut).status_code == 400
 
 
+def test_a_view_does_not_see_the_range_of_the_first_request(serve):
+    @guard()
+    def view(request):
+        return HttpResponse(str(["HTTP_RANGE" in request.META, "Range" in request.headers]))
+
+    assert serve(view)(new_key(), HTTP_RANGE="bytes=2-4").content == b"[False, False]"
+
+
 def test_files_and_sizes_that_are_known(serve, tmp_path):
     (tmp_path / "file").write_bytes(b"content")
 
@@ -514,18 +522,74 @@ def test_a_handler_has_a_timeout(core, effects):
 
 
 def test_a_handler_that_took_too_long_leaves_no_dead_connection(core, effects, slow_cancel):
-    from pg_idempotency.django_orm import DjangoSession
-
     def place(tx):
         with tx.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(60)")
 
-    slow_cancel(DjangoSession)
     with pytest.raises(TimedOut):
         core.request("u", new_key(), place, timeout="300 ms")
     time.sleep(1)
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
+
+
+def test_autocommit_that_is_off_is_refused(core, effects):
+    """Django would not commit, and the response would say that it did."""
+    key = new_key()
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(TypeError, match="autocommit"):
+            core.request("u", key, lambda tx: tx.cursor().execute("INSERT INTO effects VALUES (%s)", (key,)) or Response())
+        connection.rollback()
+    finally:
+        transaction.set_autocommit(True)
+    assert effects(key) == 0 and core.request("u", key, lambda tx: Response()).stored
+
+
+def test_a_connection_that_is_lost_while_it_is_made_is_replaced(core, monkeypatch):
+    """Also in a thread that serves no requests of Django, which would close it."""
+    def lost(self):
+        with psycopg.connect("", autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s, 5000)", (self.connection.info.backend_pid,))
+        monkeypatch.setattr(type(self), "init_connection_state", init)
+        init(self)
+
+    connection.close()
+    init = type(connections["default"]).init_connection_state
+    monkeypatch.setattr(type(connections["default"]), "init_connection_state", lost)
+    assert core.request("u", new_key(), lambda tx: Response()).stored
+
+
+def test_a_silent_server_holds_no_request(site, effects, silent_server):
+    """Nor does it stop the other threads."""
+    from pg_idempotency.django_orm import Django
+
+    (proxy, place, fall_silent), key = silent_server, new_key()
+    connections.databases["silent"] = {**connections.databases["default"], "HOST": "127.0.0.1", "PORT": proxy.port}
+    idem = Idempotency(Django("silent"))
+
+    def handler(tx):
+        with tx.cursor() as cursor:
+            cursor.execute("INSERT INTO effects VALUES (%s)", (key,))
+            fall_silent()
+            if place == "statement":
+                cursor.execute("SELECT 77")
+        return Response(503 if place == "rollback" else 201)
+
+    try:
+        began = time.monotonic()
+        try:
+            result = idem.request("u", key, handler, timeout="20 s" if place == "commit" else "1 s")
+            assert (result.status, result.stored) == ((503, False) if place == "rollback" else (201, True))
+        except TimedOut:
+            assert place == "statement"
+        assert time.monotonic() - began < 20
+        proxy.all_silent = False
+        assert idem.request("u", key, lambda tx: Response(), wait="20 s").replayed == (place == "commit")
+        assert effects(key) == (place == "commit")
+    finally:
+        connections["silent"].close()
+        del connections["silent"], connections.databases["silent"]
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])

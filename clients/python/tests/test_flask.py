@@ -43,6 +43,23 @@ def again():
     g.idempotency.tx.execute("DO $$BEGIN RAISE 'again' USING ERRCODE = '40001'; END$$")
 
 
+def test_a_file_is_stored_whole(idem, tmp_path):
+    """Also if the first request asks for a range of it."""
+    from flask import send_file
+
+    (tmp_path / "file").write_bytes(b"0123456789")
+    app, key = Flask(__name__), new_key()
+
+    @app.get("/o")
+    @Guard(scope=lambda request: "u")
+    def order():
+        return send_file(tmp_path / "file", conditional=True)
+
+    install(app, idem)
+    answers = [app.test_client().get("/o", headers={"Idempotency-Key": key, "Range": "bytes=2-4"}) for _ in range(2)]
+    assert [(one.status_code, one.data, replayed(one)) for one in answers] == [(200, b"0123456789", False), (200, b"0123456789", True)]
+
+
 # Which requests are guarded
 
 

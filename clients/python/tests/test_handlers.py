@@ -1,6 +1,7 @@
 """What handlers may not do while they hold a connection, and how long they may take."""
 
 import asyncio
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -10,6 +11,7 @@ import pytest
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from pg_idempotency import AsyncIdempotency, Idempotency, Response, TimedOut, TransactionEnded, new_key
+from pg_idempotency.handlers import in_handler
 from pg_idempotency.memory import AsyncMemoryIdempotency, MemoryIdempotency
 
 
@@ -346,3 +348,24 @@ def test_a_handler_that_never_answers_holds_no_connection_for_ever(pool, asynchr
                 await run()
 
     asynchronously(test)
+
+
+def test_an_exception_of_a_signal_handler_leaves_no_handler_open(pool):
+    """As Celery's soft time limit raises one, at any moment of the client's own code."""
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(frame, event, argument):
+        if event == "return" and frame.f_code is in_handler.__enter__.__code__ and frame.f_locals["self"] not in seen:
+            seen.append(frame.f_locals["self"])
+            raise Interrupted
+
+    idem, seen = Idempotency(pool), []
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            idem.request("u", new_key(), lambda tx: Response())
+    finally:
+        sys.setprofile(None)
+    assert len(seen) == 1
+    assert idem.request("u", new_key(), lambda tx: Response()).stored

@@ -8,13 +8,13 @@ import psycopg
 import pytest
 import sqlalchemy
 from proxy import Proxy
-from sqlalchemy import Column, Text, create_engine, text
+from sqlalchemy import Column, Text, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, declarative_base, scoped_session, sessionmaker
 
 from pg_idempotency import AsyncIdempotency, Idempotency, Response, TimedOut, TransactionEnded, new_key
-from pg_idempotency.sqlalchemy import SQLAlchemy, SQLAlchemySession
+from pg_idempotency.sqlalchemy import SQLAlchemy
 
 INSERT = text("INSERT INTO effects VALUES (:name)")
 Base = declarative_base()
@@ -221,7 +221,6 @@ def test_a_handler_has_a_timeout(core, effects):
 
 
 def test_a_handler_that_took_too_long_leaves_no_dead_connection_in_the_pool(database, slow_cancel):
-    slow_cancel(SQLAlchemySession)
     engine = create_engine("postgresql+psycopg2://", pool_size=1, max_overflow=0)
     with pytest.raises(TimedOut):
         Idempotency(SQLAlchemy(engine)).request("u", new_key(), lambda tx: tx.execute(text("SELECT pg_sleep(30)")), timeout_ms=300)
@@ -229,6 +228,63 @@ def test_a_handler_that_took_too_long_leaves_no_dead_connection_in_the_pool(data
     with engine.connect() as connection:
         assert connection.execute(text("SELECT 1")).scalar() == 1
     engine.dispose()
+
+
+def test_a_silent_server_holds_no_request(database, effects, silent_server):
+    """Nor does it stop the other threads."""
+    (proxy, place, fall_silent), key = silent_server, new_key()
+    engine = create_engine("postgresql+psycopg2://", connect_args={"host": "127.0.0.1", "port": proxy.port}, pool_size=1, max_overflow=0)
+    idem = Idempotency(SQLAlchemy(engine))
+
+    def handler(tx):
+        tx.execute(INSERT, {"name": key})
+        fall_silent()
+        if place == "statement":
+            tx.execute(text("SELECT 77"))
+        return Response(503 if place == "rollback" else 201)
+
+    began = time.monotonic()
+    try:
+        result = idem.request("u", key, handler, timeout="20 s" if place == "commit" else "1 s")
+        assert (result.status, result.stored) == ((503, False) if place == "rollback" else (201, True))
+    except TimedOut:
+        assert place == "statement"
+    assert time.monotonic() - began < 20
+    proxy.all_silent = False
+    assert idem.request("u", key, lambda tx: Response(), wait="20 s").replayed == (place == "commit")
+    assert effects(key) == (place == "commit")
+    engine.dispose()
+
+
+def test_a_silent_server_holds_no_asynchronous_request(database, effects, silent_server):
+    (proxy, place, fall_silent), key = silent_server, new_key()
+
+    async def test():
+        engine = create_async_engine("postgresql+asyncpg://", connect_args={"host": "127.0.0.1", "port": proxy.port},
+                                     pool_size=1, max_overflow=0)
+        idem = AsyncIdempotency(SQLAlchemy(engine))
+
+        async def handler(tx):
+            await tx.execute(INSERT, {"name": key})
+            fall_silent()
+            if place == "statement":
+                await tx.execute(text("SELECT 77"))
+            return Response(503 if place == "rollback" else 201)
+
+        async def again(tx):
+            return Response()
+
+        try:
+            result = await asyncio.wait_for(idem.request("u", key, handler, timeout="20 s" if place == "commit" else "1 s"), 25)
+            assert (result.status, result.stored) == ((503, False) if place == "rollback" else (201, True))
+        except TimedOut:
+            assert place == "statement"
+        proxy.all_silent = False
+        assert (await idem.request("u", key, again, wait="20 s")).replayed == (place == "commit")
+        await engine.dispose()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+    assert effects(key) == (place == "commit")
 
 
 def test_a_job_of_an_engine(core, effects):
@@ -386,6 +442,56 @@ def test_a_connection_with_options_is_the_same_connection(orm, effects):
         return Response()
 
     assert orm.request("u", key, place).stored and effects(key) == 1
+
+
+def test_a_commit_that_fails_before_it_is_sent_rolls_back(database, effects):
+    """The pool gets no connection that is still in the transaction."""
+    engine = create_engine("postgresql+psycopg2://", pool_size=1, max_overflow=0)
+    failures, key = [ValueError()], new_key()
+
+    @event.listens_for(engine, "commit")
+    def audit(connection):
+        if failures:
+            raise failures.pop()
+
+    idem = Idempotency(SQLAlchemy(engine))
+
+    def place(tx):
+        tx.execute(INSERT, {"name": key})
+        return Response(201)
+
+    with pytest.raises(ValueError):
+        idem.request("u", key, place)
+    assert idem.request("u", new_key(), lambda tx: Response()).stored and effects(key) == 0
+    assert not idem.request("u", key, place).replayed and effects(key) == 1
+    engine.dispose()
+
+
+def test_an_asynchronous_commit_that_fails_before_it_is_sent_rolls_back(database, effects):
+    async def test():
+        engine = create_async_engine("postgresql+asyncpg://", pool_size=1, max_overflow=0)
+
+        @event.listens_for(engine.sync_engine, "commit")
+        def audit(connection):
+            if failures:
+                raise failures.pop()
+
+        idem = AsyncIdempotency(SQLAlchemy(engine))
+
+        async def place(tx):
+            await tx.execute(INSERT, {"name": key})
+            return Response(201)
+
+        async def other(tx):
+            return Response()
+
+        with pytest.raises(ValueError):
+            await idem.request("u", key, place)
+        assert (await idem.request("u", new_key(), other)).stored and effects(key) == 0
+        await engine.dispose()
+
+    failures, key = [ValueError()], new_key()
+    asyncio.run(asyncio.wait_for(test(), 60))
 
 
 def test_a_handle_without_a_transaction_is_refused(engine, core):

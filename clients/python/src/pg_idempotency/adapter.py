@@ -8,15 +8,13 @@ and a connection that another thread can end.
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from . import postgres
 from .errors import TransactionEnded, sqlstate
 from .functions import Statement
-from .postgres import execute
-from .runtimes import maybe_await
+from .runtimes import AsyncRuntime, Runtime, SyncRuntime, maybe_await
 
 T = TypeVar("T")
 FAILED_TRANSACTION = "25P02"
@@ -25,7 +23,7 @@ PROBE: Statement[Any] = Statement("pg_catalog.now", (), ("r",), lambda rows: Non
 
 class AdapterSession:
     failed = stores_utf8 = False            # the server says so at the next statement; it is not asked before
-    open = False
+    open = is_async = False
 
     def __init__(self, schema: str) -> None:
         self.handle: Any = None
@@ -62,7 +60,7 @@ class AdapterSession:
         raise NotImplementedError
 
     def _driver(self) -> Any:
-        """The connection of a synchronous driver, or None."""
+        """The connection of the driver, or None."""
         raise NotImplementedError
 
     # The methods that the core calls.
@@ -90,16 +88,30 @@ class AdapterSession:
 
     async def rollback(self) -> None:
         try:
-            await maybe_await(self._rollback())
+            await self._bounded(self._rollback)
         except Exception:
-            await maybe_await(self._discard())
+            await self._bounded(self._discard)
         # abort() can close the link after this ROLLBACK, when the connection is in other use.
         if self._is_aborted:
-            await maybe_await(self._discard())
+            await self._bounded(self._discard)
         self.handle = None
 
+    async def _bounded(self, work: Callable[[], Any]) -> None:
+        """Within ROLLBACK_LIMIT, because a driver waits for a silent server for ever."""
+        driver = self._driver()
+
+        async def cut() -> None:
+            self._is_aborted = True
+            postgres.cut(driver)
+
+        if driver is None:
+            await maybe_await(work())
+        else:
+            runtime: Runtime = AsyncRuntime() if self.is_async else SyncRuntime()       # type: ignore[assignment]
+            await runtime.bounded(work, postgres.ROLLBACK_LIMIT, cut)
+
     async def _performed(self, statement: Statement[Any]) -> Any:
-        return await self._sent(lambda: execute(self._statements(), statement, self._schema))
+        return await self._sent(lambda: postgres.execute(self._statements(), statement, self._schema))
 
     async def _sent(self, call: Callable[[], Any]) -> Any:
         """The return value of the call.  Notes a connection that is lost, and an error that the handler has caught."""
@@ -123,8 +135,7 @@ class AdapterSession:
             return
         self._is_aborted = True
         try:
-            driver.cancel()
-            with socket.socket(fileno=os.dup(driver.fileno())) as link:
-                link.shutdown(socket.SHUT_RDWR)
-        except Exception:
-            pass
+            if not self.is_async:               # an asynchronous driver asks itself, when its task is cancelled
+                await postgres.cancel_statement(driver)
+        finally:
+            postgres.cut(driver)

@@ -367,15 +367,18 @@ class Core:
             await session.revoke_handle()
             return found
 
-        with in_handler(self.servers.source, session_lease.server.backend.source), self.telemetry.span("handler"):
-            try:
+        context = in_handler(self.servers.source, session_lease.server.backend.source)
+        try:
+            with context, self.telemetry.span("handler"):
                 found = await self.runtime.bounded(returned, deadline.left(), session_lease.abort, session.ended)
-            except Exception as error:
-                if session_lease.was_aborted and deadline.left() == 0:
-                    raise deadline.error() from error
-                if session_lease.was_aborted and isinstance(error, TransactionEnded):
-                    raise TransactionEnded(SESSION_ENDED) from error    # the handle knows only that it was taken away
-                raise
+        except Exception as error:
+            if session_lease.was_aborted and deadline.left() == 0:
+                raise deadline.error() from error
+            if session_lease.was_aborted and isinstance(error, TransactionEnded):
+                raise TransactionEnded(SESSION_ENDED) from error    # the handle knows only that it was taken away
+            raise
+        finally:
+            context.close()
         if session_lease.was_aborted and deadline.left() == 0:
             raise deadline.error()
         if session_lease.was_aborted:
@@ -452,10 +455,12 @@ class Core:
     async def _claim(self, server: Server, call: Call, send: Callable[[Statement[HeldClaim]], Any]) -> HeldClaim:
         """Waits in the database if there is room, and not at all if there is none.  A claim in doubt always waits: for the end
         of a session that is lost, which takes no connection from a handler."""
-        is_waiter = not call.in_doubt and call.wait is not None and seconds(call.wait) != 0 and server.waiters.enter()
-        wait = is_waiter or call.in_doubt
+        wait = call.in_doubt
+        is_waiter = False
         before = time.monotonic()
         try:
+            if not wait and call.wait is not None and seconds(call.wait) != 0:
+                wait = is_waiter = server.waiters.enter()
             with self.telemetry.span("claim"):
                 claim: HeldClaim = await send(self.servers.pinned(call.claim(wait)))
             return claim

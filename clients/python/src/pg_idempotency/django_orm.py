@@ -71,28 +71,43 @@ class DjangoSession(AdapterSession):
                     and len(self._connection.savepoint_ids) == self._depth)
 
     def _begin(self) -> Any:
-        atomic = transaction.atomic(using=self._connection.alias, durable=True)
+        connection = self._connection
+        self._depth = len(connection.savepoint_ids) + connection.in_atomic_block
+        self._atomic = transaction.atomic(using=connection.alias, durable=True)
         try:
-            atomic.__enter__()
+            commits = connection.in_atomic_block or connection.get_autocommit()
+            if commits:
+                self._atomic.__enter__()
         except RuntimeError as error:
             raise RuntimeError("a request or job has its own transaction, and cannot run in transaction.atomic(): in a "
                                "view with ATOMIC_REQUESTS, use transaction.non_atomic_requests") from error
-        self._atomic, self._depth, self._link = atomic, len(self._connection.savepoint_ids), self._driver()
-        return self._connection
+        except Exception:
+            if not connection.in_atomic_block:
+                connection.close()              # one that was lost while Django made it, too
+            raise
+        if not commits:
+            raise TypeError(f"autocommit of the database {connection.alias!r} is off, so Django would not commit the request")
+        self._link = self._driver()
+        return connection
 
     def _statements(self) -> Any:
         return self._connection
 
     def _commit(self) -> None:
-        atomic, self._atomic = self._atomic, None
-        atomic.__exit__(None, None, None)
+        self._atomic.__exit__(None, None, None)
+        self._atomic = None
 
     def _rollback(self) -> None:
         atomic, self._atomic = self._atomic, None
-        if atomic is None:
-            return
+        if atomic is None or not self._connection.in_atomic_block or len(self._connection.savepoint_ids) < self._depth:
+            return                              # not entered, or left
         while len(self._connection.savepoint_ids) > self._depth:        # blocks that the handler has left open
             transaction.atomic(using=self._connection.alias).__exit__(RuntimeError, None, None)
+        try:
+            if self._depth == 0:
+                self._driver().rollback()
+        except Exception:
+            self._connection.close()            # in the block: Django's own rollback would connect again, without a limit
         atomic.__exit__(RuntimeError, None, None)
 
     def _discard(self) -> None:

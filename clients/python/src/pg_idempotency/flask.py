@@ -125,6 +125,7 @@ def _guarded(guard: Guard, exchange: Exchange, app: Any, native: Any, view: Call
              named: Mapping[str, Any]) -> Any:
     after_request = request_ctx._after_request_functions
     before, tries = len(after_request), 0
+    http.forget_range(native.environ)
     last: list[Any] = []
 
     def attempt(access: Access) -> Answer:

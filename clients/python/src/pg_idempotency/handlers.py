@@ -33,21 +33,24 @@ class in_handler:
     """A handler runs here.  A task or thread that it has started, and that continues after it, sees that the handler is closed."""
 
     def __init__(self, *sources: object) -> None:
-        self._sources = sources
-
-    def __enter__(self) -> None:
         outer = _current_handler.get()
         while outer is not None and not outer.open:
             outer = outer.outer
-        self._handler = HandlerContext(self._sources, outer)
+        self._handler = HandlerContext(sources, outer)
+
+    def __enter__(self) -> None:
         self._token = _current_handler.set(self._handler)
 
     def __exit__(self, *error: object) -> None:
-        self._handler.open = False
+        self.close()
         try:
             _current_handler.reset(self._token)
         except ValueError:                      # ended in another context than it began in
             pass
+
+    def close(self) -> None:
+        """Also if the exception of a signal handler has kept __enter__() or __exit__() from its end."""
+        self._handler.open = False
 
 
 def refuse_nested(source: object, what: str, instead: str) -> None:

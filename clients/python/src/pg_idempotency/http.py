@@ -280,6 +280,12 @@ class Exchange:
                                 "with its length")
 
 
+def forget_range(environ: dict[str, Any]) -> None:
+    """The whole response is stored, and not the range of the first request."""
+    environ.pop("HTTP_RANGE", None)
+    environ.pop("HTTP_IF_RANGE", None)
+
+
 def rewind(file: Any) -> None:
     """An uploaded file, for another try."""
     try:

@@ -30,7 +30,7 @@ from .functions import Statement, quoted, render, sql_of
 from .literals import Rows, literals
 from .prepared import ASK, LIST, Prepared, prepared_of
 from .transaction_handle import check_awaited, end, handle_of
-from .runtimes import maybe_await
+from .runtimes import maybe_await, started
 
 T = TypeVar("T")
 ROLLBACK_LIMIT = 5.0
@@ -355,56 +355,78 @@ class PsycopgSession:
     async def abort(self) -> None:
         try:
             if not self.lost:
-                await self._cancel_statement()
+                await cancel_statement(self._connection)
         finally:
             await self._close()
 
-    async def _cancel_statement(self) -> None:
-        """Ask the server to end the statement, so that it rolls back at once.  A thread asks, because a silent server blocks the request."""
-        loop = asyncio.get_running_loop() if self._is_async else None
-        done: Any = asyncio.Event() if self._is_async else threading.Event()
-
-        # psycopg's C implementation keeps Python's lock in cancel(), and a silent server would stop all threads.
-        safely = getattr(self._connection, "cancel_safe", None)
-
-        def cancel() -> None:
-            try:
-                if safely is None:
-                    self._connection.cancel()
-                elif self._is_async:
-                    asyncio.run(safely(timeout=CANCEL_LIMIT))
-                else:
-                    safely(timeout=CANCEL_LIMIT)
-            except (psycopg.Error, OSError):
-                pass
-            if loop is None:
-                done.set()
-            elif not loop.is_closed():
-                loop.call_soon_threadsafe(done.set)
-
-        threading.Thread(target=cancel, name="pg_idempotency", daemon=True).start()
-        if loop is None:
-            done.wait(CANCEL_LIMIT)
-        else:
-            await asyncio.wait({asyncio.ensure_future(done.wait())}, timeout=CANCEL_LIMIT)
-
     async def _close(self) -> None:
-        """Safe while another thread reads from the connection: that thread gets the end of the stream before the connection is closed."""
-        if self._is_async:
-            await self._connection.close()
-        elif not self.lost:
-            try:
-                with socket.socket(fileno=os.dup(self._connection.fileno())) as link:
-                    link.shutdown(socket.SHUT_RDWR)
-            except (psycopg.Error, OSError):
-                pass
+        """Safe while another thread or task reads from the connection: it gets the end of the stream before the connection is closed."""
+        if self.lost:
+            return
+        cut(self._connection)
+        try:
             # A generator that the handler has kept, as of cursor.stream(), never releases the lock.
-            is_mine = self._connection.lock.acquire(timeout=CANCEL_LIMIT)
-            try:
-                self._connection.close()
-            finally:
-                if is_mine:
-                    self._connection.lock.release()
+            async with locked(self._connection, time.monotonic() + CANCEL_LIMIT):
+                pass
+        except TimeoutError:
+            pass
+        finally:
+            await maybe_await(self._connection.close())
+
+
+def cut(driver: Any) -> None:
+    """Close the link of a driver's connection, so that a wait for the server ends."""
+    try:
+        if hasattr(driver, "terminate"):        # asyncpg's
+            driver.terminate()
+            return
+        with socket.socket(fileno=os.dup(driver.fileno())) as link:
+            link.shutdown(socket.SHUT_RDWR)
+    except Exception:
+        pass
+
+
+async def cancel_statement(connection: Any) -> None:
+    """Ask the server to end the statement, so that it rolls back at once.  A thread asks, because a silent server blocks the request."""
+    is_async = isinstance(connection, psycopg.AsyncConnection)
+    loop = asyncio.get_running_loop() if is_async else None
+    done: Any = asyncio.Event() if is_async else threading.Event()
+
+    def cancel() -> None:
+        try:
+            _cancel(connection)
+        except Exception:
+            pass                                # the connection is closed next
+        if loop is None:
+            done.set()
+        elif not loop.is_closed():
+            loop.call_soon_threadsafe(done.set)
+
+    if not started(cancel):
+        return
+    if loop is None:
+        done.wait(CANCEL_LIMIT)
+    else:
+        await asyncio.wait({asyncio.ensure_future(done.wait())}, timeout=CANCEL_LIMIT)
+
+
+def _cancel(connection: Any) -> None:
+    """Without cancel() of psycopg2, and of psycopg's C implementation: it keeps Python's lock, so that a silent server would
+    stop all threads."""
+    if not isinstance(connection, psycopg.BaseConnection):
+        info = connection.info
+        server: dict[str, Any] = {**info.dsn_parameters, "host": info.host, "port": info.port, "password": info.password}
+        server["connect_timeout"] = 2
+        with psycopg.connect(**server) as other:
+            other.execute("SELECT pg_catalog.pg_cancel_backend(%s)", (info.backend_pid,))
+        return
+    safely = getattr(connection, "cancel_safe", None)
+    if safely is None:
+        connection.cancel()
+    elif isinstance(connection, psycopg.AsyncConnection):
+        asyncio.run(safely(timeout=CANCEL_LIMIT))
+    else:
+        safely(timeout=CANCEL_LIMIT)
 
 
 @asynccontextmanager

@@ -91,7 +91,7 @@ class Runtime(Protocol):
         is true, which is asked every second: abort(), and after its end None or any error."""
 
 
-def _started(work: Callable[..., Any], *arguments: Any) -> bool:
+def started(work: Callable[..., Any], *arguments: Any) -> bool:
     """Run it in a thread of its own, unless the process can start no more threads."""
     try:
         threading.Thread(target=work, args=arguments, name=THREAD, daemon=True).start()
@@ -102,6 +102,8 @@ def _started(work: Callable[..., Any], *arguments: Any) -> bool:
 
 CHECK_INTERVAL = 1.0
 """Seconds between two checks whether the server has ended a session."""
+ABORT_DELAY = 3.0
+"""Seconds after which a task is aborted that does not end when it is cancelled: a driver can wait for a silent server for ever."""
 IDLE_CHECKS = 30
 """After as many checks without a handler, the thread that checks sleeps until the next handler."""
 
@@ -140,8 +142,8 @@ class _Watchdog:
         try:
             self._watched.remove(watched)
         except KeyError:
-            assert watched.aborted is not None
-            watched.aborted.wait()
+            if watched.aborted is not None:
+                watched.aborted.wait()
 
     def _start(self) -> None:
         with self._changed:
@@ -174,7 +176,7 @@ class _Watchdog:
                 except KeyError:
                     continue
                 # In another thread: it can take seconds, and this one serves all calls.
-                if not _started(self._abort, watched):
+                if not started(self._abort, watched):
                     self._abort(watched)
 
     @staticmethod
@@ -216,7 +218,7 @@ class _Deferring:
                 self._threads = self._deferred = 0
             self._queue.put(work)
             self._deferred += 1
-            if self._threads < min(self._deferred, MAX_DEFERRING) and _started(self._run):
+            if self._threads < min(self._deferred, MAX_DEFERRING) and started(self._run):
                 self._threads += 1
             has_thread = bool(self._threads)
         if not has_thread:
@@ -275,8 +277,8 @@ class SyncRuntime:
                       ended: Callable[[], bool] | None = None) -> Any:
         """A thread cannot be interrupted: wait until the work returns."""
         watched = _WatchedCall(time.monotonic() + left if left is not None else float("inf"), abort, ended)
-        _watchdog.add(watched)
         try:
+            _watchdog.add(watched)
             return await maybe_await(work())
         finally:
             _watchdog.remove(watched)
@@ -334,17 +336,24 @@ class AsyncRuntime:
                       ended: Callable[[], bool] | None = None) -> Any:
         loop = asyncio.get_running_loop()
         scope = asyncio.timeout(left)
-        asked: asyncio.TimerHandle | None = None
+        aborting: asyncio.Task[None] | None = None
+        timers: dict[str, asyncio.TimerHandle] = {}
+
+        def abort_now() -> None:
+            nonlocal aborting
+            aborting = loop.create_task(abort())
 
         def ask() -> None:
-            nonlocal asked
             if ended and ended():
                 scope.reschedule(loop.time())
+                timers["abort"] = loop.call_later(ABORT_DELAY, abort_now)
             else:
-                asked = loop.call_later(CHECK_INTERVAL, ask)
+                timers["ask"] = loop.call_later(CHECK_INTERVAL, ask)
 
         if ended:
-            asked = loop.call_later(CHECK_INTERVAL, ask)
+            timers["ask"] = loop.call_later(CHECK_INTERVAL, ask)
+        if left is not None:
+            timers["abort"] = loop.call_later(left + ABORT_DELAY, abort_now)
         try:
             async with scope:
                 return await maybe_await(work())
@@ -352,7 +361,7 @@ class AsyncRuntime:
             if not scope.expired():
                 raise
         finally:
-            if asked:
-                asked.cancel()
+            for timer in timers.values():
+                timer.cancel()
             if scope.expired():
-                await abort()
+                await (aborting or abort())

@@ -35,14 +35,17 @@ class Waiters:
     """Limits the number of a pool's connections that wait in the database at the same time."""
 
     def __init__(self, limit: int) -> None:
-        self._free = threading.BoundedSemaphore(limit) if limit > 0 else None
+        # Without a lock, which the exception of a signal handler could leave locked.
+        self._free = [True] * limit
 
     def enter(self) -> bool:
-        return self._free is not None and self._free.acquire(blocking=False)
+        try:
+            return self._free.pop()
+        except IndexError:
+            return False
 
     def leave(self) -> None:
-        if self._free is not None:
-            self._free.release()
+        self._free.append(True)
 
 
 class Server:

@@ -63,6 +63,7 @@ class SQLAlchemySession(AdapterSession):
     def __init__(self, connection: Any, source: SQLAlchemy, schema: str) -> None:
         super().__init__(schema)
         self._connection, self._source = connection, source
+        self.is_async = hasattr(connection, "sync_connection")
         self._transaction: Any = None
         self._link: Any = None
 
@@ -111,6 +112,10 @@ class SQLAlchemySession(AdapterSession):
         if self._connection.in_transaction():
             await maybe_await(self._connection.rollback() if hasattr(self._connection, "rollback")
                               else self._transaction.rollback())
+        # After an error before COMMIT was sent, as of a listener, SQLAlchemy takes the transaction for ended.
+        driver = self._driver()
+        if driver is not None and (driver.is_in_transaction() if hasattr(driver, "is_in_transaction") else driver.info.transaction_status):
+            await maybe_await(self._discard())
 
     def _discard(self) -> Any:
         return None if self._connection.closed else self._connection.invalidate()
@@ -120,6 +125,5 @@ class SQLAlchemySession(AdapterSession):
         return bool(getattr(cause, "connection_invalidated", False))
 
     def _driver(self) -> Any:
-        if self._connection.closed or self._connection.invalidated or hasattr(self._connection, "sync_connection"):
-            return None
-        return self._connection.connection
+        own = getattr(self._connection, "sync_connection", self._connection)
+        return None if own is None or own.closed or own.invalidated else own.connection.driver_connection
