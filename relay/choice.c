@@ -107,9 +107,8 @@ turn_delay(const RelayMessage *message)
 }
 
 /*
- * Return an abandoned message that was added to the queue to the server, if
- * its sink holds another one.  One that waits behind another message of its
- * key stays.
+ * Return an abandoned message that was taken to the server, if its sink holds
+ * another one.  One that waits behind another message of its key stays.
  */
 void
 relay_sink_limit_abandoned(RelayMessage *message)

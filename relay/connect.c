@@ -13,8 +13,11 @@
  *
  *-------------------------------------------------------------------------
  */
+#include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -41,6 +44,7 @@ relay_connect(RelaySink *sink)
 {
 	RelayConnecting *connecting = relay_alloc(sizeof(RelayConnecting));
 	pthread_t	thread;
+	int			error;
 
 	connecting->sink = sink;
 	if (!sink->type->attach)
@@ -51,11 +55,21 @@ relay_connect(RelaySink *sink)
 		free(connecting);
 		return;
 	}
-	sink->connecting = connecting;
 	connecting->fd = eventfd(0, EFD_CLOEXEC);
-	if (connecting->fd < 0 ||
-		pthread_create(&thread, NULL, run, connecting) != 0)
-		relay_exit(RELAY_SYSTEM, "could not start a thread to connect");
+	error = connecting->fd < 0 ? errno :
+		pthread_create(&thread, NULL, run, connecting);
+	if (error)
+	{
+		/* The other sinks go on. */
+		snprintf(connecting->why, sizeof(connecting->why),
+				 "could not start a thread to connect: %s", strerror(error));
+		if (connecting->fd >= 0)
+			close(connecting->fd);
+		end(sink, false, connecting->why);
+		free(connecting);
+		return;
+	}
+	sink->connecting = connecting;
 	pthread_detach(thread);
 	relay_loop_watch(sink->loop, connecting->fd, RELAY_LOOP_READ, done,
 					 connecting);

@@ -15,6 +15,7 @@
  */
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stdlib.h>
@@ -41,6 +42,7 @@ static bool has_port(const RelayHttp *http, const struct addrinfo *address);
 static struct addrinfo *find_address(RelayConfig *config);
 static int	open_listener(const struct addrinfo *address);
 static void accept_client(void *argument, int fd, int events);
+static int	open_spare(void);
 static void serve(void *argument, int fd, int events);
 static bool read_request(RelayHttpClient *client);
 static bool is_request(const RelayHttpClient *client, const char *path);
@@ -79,6 +81,7 @@ relay_http_begin(RelayHttp *http, RelayConfig *config, RelayLoop *loop,
 		report_listen(config);
 		return;
 	}
+	http->spare = open_spare();
 	http->loop = loop;
 	http->taker = taker;
 	http->completers = completers;
@@ -153,6 +156,8 @@ relay_http_end(RelayHttp *http)
 		end_client(http->clients[0]);
 	relay_loop_forget(http->loop, http->listener);
 	close(http->listener);
+	if (http->spare >= 0)
+		close(http->spare);
 	http->loop = NULL;
 }
 
@@ -241,6 +246,17 @@ accept_client(void *argument, int fd, int events)
 	/* The client's address is not needed. */
 	/* cppcheck-suppress nullPointer */
 	accepted = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	if (accepted < 0 && (errno == EMFILE || errno == ENFILE))
+	{
+		/* The metrics are needed most then. */
+		if (http->spare < 0 && http->nclients > 0)
+			end_client(http->clients[0]);
+		if (http->spare >= 0)
+			close(http->spare);
+		http->spare = -1;
+		/* cppcheck-suppress nullPointer */
+		accepted = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	}
 	if (accepted < 0)
 		return;
 	/* A client that neither sends nor reads must not block the others. */
@@ -251,6 +267,15 @@ accept_client(void *argument, int fd, int events)
 	client->fd = accepted;
 	http->clients[http->nclients++] = client;
 	relay_loop_watch(http->loop, accepted, RELAY_LOOP_READ, serve, client);
+}
+
+/*
+ * Return a descriptor that accept_client() closes if none is left, or -1.
+ */
+static int
+open_spare(void)
+{
+	return open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
 /*
@@ -364,6 +389,8 @@ end_client(RelayHttpClient *client)
 			(size_t) (http->nclients - i) * sizeof(http->clients[0]));
 	relay_loop_forget(http->loop, client->fd);
 	close(client->fd);
+	if (http->spare < 0)
+		http->spare = open_spare();
 	relay_text_free(client->answer);
 	free(client);
 }

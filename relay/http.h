@@ -18,6 +18,7 @@ typedef struct RelayHttp
 {
 	RelayLoop  *loop;			/* NULL: not listening */
 	int			listener;
+	int			spare;			/* a descriptor for a client, or -1 */
 	const RelayTaker *taker;	/* its metrics are shown */
 	const RelayCompleter *completers;	/* likewise */
 	struct RelayHttpClient *clients[RELAY_HTTP_CLIENTS];	/* oldest first */

@@ -66,6 +66,7 @@ typedef struct RelayMessage
 	int64_t		turn;			/* of a retry; see choice.c */
 	bool		abandoned;		/* relays have left it without an answer */
 	bool		alone;			/* is only sent while no other is in flight */
+	bool		apart;			/* is sent in a batch of its own */
 
 	/* For the sink, while the message is in flight. */
 	struct RelaySink *sink;

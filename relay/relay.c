@@ -20,6 +20,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -31,9 +32,13 @@
 
 #define ANSWER_TIME	5000		/* for the last answers, in milliseconds */
 
+/* As many descriptors as the relay uses, if it is allowed to. */
+#define DESCRIPTORS	65536
+
 /* Set in the environment of a relay that starts again after SIGHUP. */
 #define RESTARTED	"IDEM_RELAY_RESTARTED"
 
+static void raise_limit(void);
 static void work(Relay *relay, int64_t now);
 static bool can_end(Relay *relay, int64_t now);
 static void signalled(void *argument, int fd, int events);
@@ -71,6 +76,7 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 	sigprocmask(SIG_BLOCK, &relay->signals, NULL);
 	signal(SIGPIPE, SIG_IGN);
 
+	raise_limit();
 	relay_loop_begin(&relay->loop);
 	config = relay->config = relay_config_read(argc, argv);
 	settings = config->main;
@@ -114,6 +120,24 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 	if (!reached && !restarted)
 		relay_exit(RELAY_UNAVAILABLE, "start what cannot be reached, or fix "
 				   "the configuration");
+}
+
+/*
+ * Raise the soft limit on descriptors, which is 1024 by default.  Endpoints that
+ * do not answer occupy one for each request, and the other sinks need theirs.
+ * Commands inherit the limit.
+ */
+static void
+raise_limit(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) != 0 ||
+		limit.rlim_cur >= DESCRIPTORS)
+		return;
+	limit.rlim_cur = limit.rlim_max < DESCRIPTORS ? limit.rlim_max :
+		DESCRIPTORS;
+	(void) setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 /*
@@ -320,6 +344,8 @@ relay_end(Relay *relay)
 	if (relay->restart && relay->phase != RELAY_ABANDONED)
 	{
 		setenv(RESTARTED, "1", 1);
+		/* Libraries have sockets that would stay open in the new program. */
+		(void) close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
 		/* The path has the new program after an upgrade. */
 		execv(relay->program, relay->argv);
 		execv("/proc/self/exe", relay->argv);

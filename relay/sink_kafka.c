@@ -11,15 +11,21 @@
  * descriptor.  It retries by itself until "timeout".  The message is then
  * deferred if it was certainly not written, and failed otherwise.
  *
- * librdkafka forgets a topic only with its producer, and needs about 10 kB for
- * each.  After MAX_TOPICS, the sink takes nothing until nothing is in flight,
- * and then makes a new producer.
+ * A broker refuses a whole batch if one of its messages is invalid, or if the
+ * batch is too large.  So the messages of a refused batch are sent again through
+ * a second producer, whose batches have one message each.  Only its refusals
+ * count.  From then on, messages that have failed before go there at once.
  *
- * The sink's "state" is a Kafka, which owns the producer.  The callers are
+ * librdkafka forgets a topic only with its producer, and needs about 10 kB for
+ * each.  After MAX_TOPICS, the sink makes a new producer.  The old one ends when
+ * it has reported the outcome of all of its messages.
+ *
+ * The sink's "state" is a Kafka, which owns the producers.  The callers are
  * sinks.c, dispatch.c and sink.c, through the RelaySinkType.
  *
  *-------------------------------------------------------------------------
  */
+#include <errno.h>
 #include <librdkafka/rdkafka.h>
 #include <malloc.h>
 #include <stdio.h>
@@ -34,16 +40,29 @@
 #include "sink_kafka.h"
 
 #define MAX_TOPICS	400			/* of a producer */
+#define MAX_OLD		8			/* producers that wait for reports */
 #define SEEN_BITS	8192
+
+typedef struct Producer
+{
+	RelaySink  *sink;
+	rd_kafka_t *handle;
+	rd_kafka_queue_t *queue;
+	int			fd;				/* readable when "queue" has events */
+	bool		single;			/* its batches have one message each */
+	bool		closing;		/* ignore delivery reports */
+	int			unreported;		/* messages without a report */
+	int			ntopics;		/* that were written to, about */
+	unsigned char seen[SEEN_BITS / 8];	/* by hash, to count them */
+	struct Producer *next;
+} Producer;
 
 typedef struct Kafka
 {
-	rd_kafka_t *producer;
-	rd_kafka_queue_t *queue;
-	int			fd;				/* readable when "queue" has events */
-	bool		closing;		/* ignore delivery reports */
-	int			ntopics;		/* that were written to, about */
-	unsigned char seen[SEEN_BITS / 8];	/* by hash, to count them */
+	Producer   *first;			/* all of them */
+	Producer   *batches;
+	Producer   *singles;		/* batches of one message; NULL: not yet */
+	int			nold;			/* neither of these two */
 } Kafka;
 
 static const RelaySettingDef settings[] = {
@@ -68,15 +87,21 @@ static rd_kafka_conf_t *make_conf(RelaySink *sink, RelayConfig *config);
 static void set_conf(rd_kafka_conf_t *conf, const char *name,
 					 const char *value, RelayConfig *config,
 					 const char *where);
-static void log_error(rd_kafka_t *producer, int code, const char *reason,
+static void log_error(rd_kafka_t *handle, int code, const char *reason,
 					  void *argument);
-static void log_debug(const rd_kafka_t *producer, int level,
+static void log_debug(const rd_kafka_t *handle, int level,
 					  const char *facility, const char *line);
-static void count_topic(Kafka *kafka, const char *topic);
+static Producer *make_producer(RelaySink *sink, bool single, char *why,
+							   size_t size);
+static void free_producer(Producer *producer);
+static void add_producer(Kafka *kafka, Producer *producer);
+static void end_producer(Kafka *kafka, Producer *producer);
+static Producer *find_producer(RelaySink *sink, const RelayMessage *message,
+							   char *why, size_t size);
+static void count_topic(Producer *producer, const char *topic);
 static rd_kafka_headers_t *make_headers(const RelayMessage *message);
-static void disconnect_sink(RelaySink *sink);
 static void queue_ready(void *argument, int fd, int events);
-static void reported(rd_kafka_t *producer, const rd_kafka_message_t *report,
+static void reported(rd_kafka_t *handle, const rd_kafka_message_t *report,
 					 void *argument);
 
 /*
@@ -133,7 +158,6 @@ make_conf(RelaySink *sink, RelayConfig *config)
 	set_conf(conf, "enable.idempotence", "true", config, "");
 	set_conf(conf, "message.timeout.ms", timeout, config,
 			 relay_section_where(sink->section, "timeout"));
-	rd_kafka_conf_set_opaque(conf, sink);
 	rd_kafka_conf_set_dr_msg_cb(conf, reported);
 	rd_kafka_conf_set_error_cb(conf, log_error);
 	rd_kafka_conf_set_log_cb(conf, log_debug);
@@ -159,24 +183,105 @@ set_conf(rd_kafka_conf_t *conf, const char *name, const char *value,
  * Log an error that librdkafka recovers from.  work() detects fatal errors.
  */
 static void
-log_error(rd_kafka_t *producer, int code, const char *reason, void *argument)
+log_error(rd_kafka_t *handle, int code, const char *reason, void *argument)
 {
-	const RelaySink *sink = argument;
+	const Producer *producer = argument;
 
-	relay_log(RELAY_WARNING, "sink \"%s\": %s", sink->name, reason);
+	relay_log(RELAY_WARNING, "sink \"%s\": %s", producer->sink->name, reason);
 }
 
 /*
  * Log a line of librdkafka, if the relay is verbose.
  */
 static void
-log_debug(const rd_kafka_t *producer, int level, const char *facility,
+log_debug(const rd_kafka_t *handle, int level, const char *facility,
 		  const char *line)
 {
-	const RelaySink *sink = rd_kafka_opaque(producer);
+	const Producer *producer = rd_kafka_opaque(handle);
 
-	if (sink->verbose)
+	if (producer->sink->verbose)
 		relay_log(RELAY_DEBUG, "librdkafka: %s: %s", facility, line);
+}
+
+/*
+ * Return a new producer, which the loop does not watch yet, or NULL after
+ * writing the reason.  With "single", its batches have one message each.
+ */
+static Producer *
+make_producer(RelaySink *sink, bool single, char *why, size_t size)
+{
+	rd_kafka_conf_t *conf = make_conf(sink, NULL);
+	Producer   *producer = relay_alloc(sizeof(Producer));
+
+	producer->sink = sink;
+	producer->single = single;
+	producer->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (producer->fd < 0)
+		snprintf(why, size, "%s", strerror(errno));
+	else
+	{
+		rd_kafka_conf_set_opaque(conf, producer);
+		if (single)
+			set_conf(conf, "batch.num.messages", "1", NULL, "");
+		producer->handle = rd_kafka_new(RD_KAFKA_PRODUCER, conf, why, size);
+	}
+	if (!producer->handle)
+	{
+		rd_kafka_conf_destroy(conf);
+		if (producer->fd >= 0)
+			close(producer->fd);
+		free(producer);
+		return NULL;
+	}
+	rd_kafka_set_log_queue(producer->handle, NULL);
+	producer->queue = rd_kafka_queue_get_main(producer->handle);
+	rd_kafka_queue_io_event_enable(producer->queue, producer->fd,
+								   "\1\0\0\0\0\0\0\0", 8);
+	return producer;
+}
+
+/*
+ * Release a producer that the loop does not watch.  Its messages get no report.
+ */
+static void
+free_producer(Producer *producer)
+{
+	producer->closing = true;
+	rd_kafka_queue_io_event_enable(producer->queue, -1, NULL, 0);
+	rd_kafka_queue_destroy(producer->queue);
+	rd_kafka_purge(producer->handle, RD_KAFKA_PURGE_F_QUEUE |
+				   RD_KAFKA_PURGE_F_INFLIGHT);
+	rd_kafka_poll(producer->handle, 0);
+	rd_kafka_destroy(producer->handle);
+	close(producer->fd);
+	free(producer);
+}
+
+/*
+ * Let the loop watch a new producer.
+ */
+static void
+add_producer(Kafka *kafka, Producer *producer)
+{
+	producer->next = kafka->first;
+	kafka->first = producer;
+	relay_loop_watch(producer->sink->loop, producer->fd, RELAY_LOOP_READ,
+					 queue_ready, producer);
+}
+
+/*
+ * Release a producer that was added.
+ */
+static void
+end_producer(Kafka *kafka, Producer *producer)
+{
+	Producer  **at = &kafka->first;
+
+	while (*at != producer)
+		at = &(*at)->next;
+	*at = producer->next;
+	relay_loop_forget(producer->sink->loop, producer->fd);
+	free_producer(producer);
 }
 
 /*
@@ -186,35 +291,25 @@ static bool
 connect_sink(RelaySink *sink, char *why, size_t size)
 {
 	Kafka	   *kafka = sink->state;
-	rd_kafka_conf_t *conf = make_conf(sink, NULL);
+	Producer   *producer = make_producer(sink, false, why, size);
 	const struct rd_kafka_metadata *metadata;
 	rd_kafka_resp_err_t error;
 
 	memset(kafka, 0, sizeof(Kafka));
-	kafka->producer = rd_kafka_new(RD_KAFKA_PRODUCER, conf, why, size);
-	if (!kafka->producer)
-	{
-		rd_kafka_conf_destroy(conf);
+	if (!producer)
 		return false;
-	}
-	rd_kafka_set_log_queue(kafka->producer, NULL);
-	error = rd_kafka_metadata(kafka->producer, 0, NULL, &metadata,
+	error = rd_kafka_metadata(producer->handle, 0, NULL, &metadata,
 							  (int) sink->timeout);
 	if (error)
 	{
 		snprintf(why, size, "%s: %s",
 				 relay_section_text(sink->section, "brokers"),
 				 rd_kafka_err2str(error));
-		rd_kafka_destroy(kafka->producer);
+		free_producer(producer);
 		return false;
 	}
 	rd_kafka_metadata_destroy(metadata);
-	kafka->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (kafka->fd < 0)
-		relay_exit(RELAY_SYSTEM, "could not make a descriptor for librdkafka");
-	kafka->queue = rd_kafka_queue_get_main(kafka->producer);
-	rd_kafka_queue_io_event_enable(kafka->queue, kafka->fd,
-								   "\1\0\0\0\0\0\0\0", 8);
+	kafka->batches = producer;
 	return true;
 }
 
@@ -226,36 +321,63 @@ attach_sink(RelaySink *sink)
 {
 	Kafka	   *kafka = sink->state;
 
-	relay_loop_watch(sink->loop, kafka->fd, RELAY_LOOP_READ, queue_ready,
-					 kafka);
+	add_producer(kafka, kafka->batches);
 }
 
 /*
- * Implement RelaySinkType.can_take: return whether the producer can write to
- * another topic.
+ * Implement RelaySinkType.can_take: return whether a message can be written to
+ * any topic.
  */
 static bool
 can_take(RelaySink *sink)
 {
 	const Kafka *kafka = sink->state;
 
-	return kafka->ntopics < MAX_TOPICS;
+	return kafka->nold < MAX_OLD ||
+		(kafka->batches->ntopics < MAX_TOPICS &&
+		 (!kafka->singles || kafka->singles->ntopics < MAX_TOPICS));
+}
+
+/*
+ * Return the producer for a message, or NULL after writing the reason.
+ */
+static Producer *
+find_producer(RelaySink *sink, const RelayMessage *message, char *why,
+			  size_t size)
+{
+	Kafka	   *kafka = sink->state;
+	bool		single = message->apart ||
+		(kafka->singles && message->failures > 0);
+	Producer  **current = single ? &kafka->singles : &kafka->batches;
+	Producer   *producer;
+
+	if (*current &&
+		((*current)->ntopics < MAX_TOPICS || kafka->nold >= MAX_OLD))
+		return *current;
+	producer = make_producer(sink, single, why, size);
+	if (!producer)
+		return NULL;
+	add_producer(kafka, producer);
+	if (*current)
+		kafka->nold++;
+	*current = producer;
+	return producer;
 }
 
 /*
  * Count a topic, unless it has the hash of one that was counted.
  */
 static void
-count_topic(Kafka *kafka, const char *topic)
+count_topic(Producer *producer, const char *topic)
 {
 	uint32_t	hash = 2166136261U;
 
 	for (; *topic; topic++)
 		hash = (hash ^ (unsigned char) *topic) * 16777619U;
 	hash %= SEEN_BITS;
-	if (!(kafka->seen[hash / 8] & 1 << hash % 8))
-		kafka->ntopics++;
-	kafka->seen[hash / 8] |= (unsigned char) (1 << hash % 8);
+	if (!(producer->seen[hash / 8] & 1 << hash % 8))
+		producer->ntopics++;
+	producer->seen[hash / 8] |= (unsigned char) (1 << hash % 8);
 }
 
 /*
@@ -264,21 +386,28 @@ count_topic(Kafka *kafka, const char *topic)
 static void
 deliver(RelaySink *sink, RelayMessage *message)
 {
-	Kafka	   *kafka = sink->state;
+	Producer   *producer;
 	const char *topic = relay_section_text(sink->section, "kafka_topic");
 	RelayText  *body;
 	rd_kafka_headers_t *headers;
 	rd_kafka_resp_err_t error;
+	char		why[512];
 
 	if (relay_event_refuse_header(message, reserved))
 		return;
+	producer = find_producer(sink, message, why, sizeof(why));
+	if (!producer)
+	{
+		relay_sink_failed(message, RELAY_UNSENT, 0, "%s", why);
+		return;
+	}
 	body = relay_text_new();
 	headers = make_headers(message);
 	relay_event_body(message, body);
 	if (!*topic)
 		topic = message->topic;
-	count_topic(kafka, topic);
-	error = rd_kafka_producev(kafka->producer, RD_KAFKA_V_TOPIC(topic),
+	count_topic(producer, topic);
+	error = rd_kafka_producev(producer->handle, RD_KAFKA_V_TOPIC(topic),
 							  RD_KAFKA_V_KEY(message->key, message->key ?
 											 strlen(message->key) : 0),
 							  RD_KAFKA_V_VALUE(body->data, body->len),
@@ -287,7 +416,10 @@ deliver(RelaySink *sink, RelayMessage *message)
 							  RD_KAFKA_V_OPAQUE(message), RD_KAFKA_V_END);
 	relay_text_free(body);
 	if (!error)
+	{
+		producer->unreported++;
 		return;
+	}
 	rd_kafka_headers_destroy(headers);
 	if (error == RD_KAFKA_RESP_ERR__QUEUE_FULL)
 		relay_sink_failed(message, RELAY_UNSENT, 0, "%s",
@@ -328,25 +460,25 @@ make_headers(const RelayMessage *message)
 static void
 queue_ready(void *argument, int fd, int events)
 {
-	const Kafka *kafka = argument;
+	const Producer *producer = argument;
 	uint64_t	count;
 
 	(void) !read(fd, &count, sizeof(count));
-	rd_kafka_poll(kafka->producer, 0);
+	rd_kafka_poll(producer->handle, 0);
 }
 
 /*
  * Report the outcome of a message.  rd_kafka_poll() calls this.
  */
 static void
-reported(rd_kafka_t *producer, const rd_kafka_message_t *report,
+reported(rd_kafka_t *handle, const rd_kafka_message_t *report,
 		 void *argument)
 {
-	const RelaySink *sink = argument;
-	const Kafka *kafka = sink->state;
+	Producer   *producer = argument;
 	RelayMessage *message = report->_private;
 
-	if (kafka->closing)
+	producer->unreported--;
+	if (producer->closing)
 		return;
 	if (!report->err)
 		relay_sink_delivered(message);
@@ -355,6 +487,12 @@ reported(rd_kafka_t *producer, const rd_kafka_message_t *report,
 						  RD_KAFKA_MSG_STATUS_NOT_PERSISTED ? RELAY_DEFERRED :
 						  RELAY_FAILED, 0, "%s",
 						  rd_kafka_err2str(report->err));
+	else if (report->err > 0 && !producer->single)
+	{
+		/* The broker has refused the whole batch. */
+		message->apart = true;
+		relay_queue_return(message);
+	}
 	else
 		relay_sink_refused(message, -1, "%s", rd_kafka_err2str(report->err));
 }
@@ -365,18 +503,27 @@ reported(rd_kafka_t *producer, const rd_kafka_message_t *report,
 static void
 work(RelaySink *sink, int64_t now)
 {
-	const Kafka *kafka = sink->state;
+	Kafka	   *kafka = sink->state;
+	Producer   *producer;
+	Producer   *next;
 	char		why[512];
 
-	rd_kafka_poll(kafka->producer, 0);
-	if (rd_kafka_fatal_error(kafka->producer, why, sizeof(why)))
-		relay_sink_down(sink, "%s", why);
-	else if (kafka->ntopics >= MAX_TOPICS && sink->in_flight.count == 0)
+	for (producer = kafka->first; producer; producer = next)
 	{
-		disconnect_sink(sink);
-		sink->connected = false;
-		malloc_trim(0);
-		relay_loop_wake_at(sink->loop, now);
+		next = producer->next;
+		rd_kafka_poll(producer->handle, 0);
+		if (rd_kafka_fatal_error(producer->handle, why, sizeof(why)))
+		{
+			relay_sink_down(sink, "%s", why);
+			return;
+		}
+		if (producer->unreported == 0 && producer != kafka->batches &&
+			producer != kafka->singles)
+		{
+			end_producer(kafka, producer);
+			kafka->nold--;
+			malloc_trim(0);
+		}
 	}
 }
 
@@ -388,15 +535,8 @@ disconnect_sink(RelaySink *sink)
 {
 	Kafka	   *kafka = sink->state;
 
-	kafka->closing = true;
-	relay_loop_forget(sink->loop, kafka->fd);
-	rd_kafka_queue_io_event_enable(kafka->queue, -1, NULL, 0);
-	rd_kafka_queue_destroy(kafka->queue);
-	rd_kafka_purge(kafka->producer, RD_KAFKA_PURGE_F_QUEUE |
-				   RD_KAFKA_PURGE_F_INFLIGHT);
-	rd_kafka_poll(kafka->producer, 0);
-	rd_kafka_destroy(kafka->producer);
-	close(kafka->fd);
+	while (kafka->first)
+		end_producer(kafka, kafka->first);
 }
 
 const RelaySinkType relay_sink_kafka = {

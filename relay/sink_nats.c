@@ -20,6 +20,7 @@
  *
  *-------------------------------------------------------------------------
  */
+#include <errno.h>
 #include <nats/nats.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -149,12 +150,17 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 
 	if (!nats->mailbox)
 	{
+		int			fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+
+		if (fd < 0)
+		{
+			snprintf(why, size, "%s", strerror(errno));
+			return false;
+		}
 		nats->mailbox = relay_alloc(sizeof(Mailbox));
 		pthread_mutex_init(&nats->mailbox->lock, NULL);
 		nats->mailbox->end = &nats->mailbox->first;
-		nats->mailbox->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-		if (nats->mailbox->fd < 0)
-			relay_exit(RELAY_SYSTEM, "no descriptor is left");
+		nats->mailbox->fd = fd;
 		nats->mailbox->next = mailboxes;
 		mailboxes = nats->mailbox;
 	}

@@ -12,6 +12,10 @@
  * If a section has the topic "*", the relay asks the server for the topics
  * before each take while a sink is held or full.
  *
+ * If a take loses its connection, the next one asks for half as many messages.
+ * Otherwise a result that is too large for a slow connection would be asked for
+ * again and again.
+ *
  * The relay measures a lease with the clock of this machine, from before the
  * call.  So a lease expires here before it expires on the server.
  *
@@ -68,6 +72,7 @@ relay_taker_begin(RelayTaker *taker, RelayServer *server, RelayQueue *queue,
 	queue->max_count = (int) relay_section_number(settings, "max_messages");
 	queue->max_size = (size_t) relay_section_number(settings, "max_memory");
 	taker->usual_size = 1024;
+	taker->limit = taker->batch;
 	taker->began = relay_now();
 }
 
@@ -193,7 +198,7 @@ free_places(const RelayTaker *taker)
 {
 	const RelayQueue *queue = taker->queue;
 	bool		shared = taker->routing->shared;
-	int			most = taker->batch < queue->max_count ? taker->batch :
+	int			most = taker->limit < queue->max_count ? taker->limit :
 		queue->max_count;
 	int			left = queue->max_count - queue->count;
 	size_t		memory = queue->size < queue->max_size ?
@@ -273,12 +278,17 @@ static void
 answered(void *owner, PGresult *result)
 {
 	RelayTaker *taker = owner;
+	const RelayMessage *last = taker->queue->last;
+	RelayMessage *message;
 	bool		listing = taker->listing;
 	int			row;
 
 	taker->listing = false;
 	if (!result)
+	{
+		taker->limit = (taker->limit + 1) / 2;
 		return;
+	}
 	if (PQresultStatus(result) == PGRES_TUPLES_OK && listing)
 	{
 		taker->database.backoff = 0;
@@ -287,11 +297,18 @@ answered(void *owner, PGresult *result)
 	else if (PQresultStatus(result) == PGRES_TUPLES_OK)
 	{
 		taker->database.backoff = 0;
+		taker->limit += taker->limit / 4 + 1;
+		if (taker->limit > taker->batch)
+			taker->limit = taker->batch;
 		taker->taken += (uint64_t) PQntuples(result);
 		if (PQntuples(result) == 0 && taker->nap < SHORT_WAIT)
 			taker->nap *= 2;
 		for (row = 0; row < PQntuples(result); row++)
 			add_message(taker, result, row);
+		/* Only now do those of a key wait behind each other. */
+		message = last ? last->held_next : taker->queue->first;
+		for (; message; message = message->held_next)
+			relay_sink_limit_abandoned(message);
 	}
 	else if (!taker->stopping)
 		relay_database_refused(&taker->database, result);
@@ -353,5 +370,4 @@ add_message(RelayTaker *taker, const PGresult *result, int row)
 	}
 	relay_sink_recall(message, relay_now() - taker->began < 2 * taker->lease);
 	relay_queue_add(taker->queue, message);
-	relay_sink_limit_abandoned(message);
 }

@@ -32,6 +32,7 @@ typedef struct RelayTaker
 	char	   *listed;			/* for the next take; NULL: none */
 	int64_t		next_list;
 
+	int			limit;			/* of messages in a take; at most "batch" */
 	int64_t		began;
 	int64_t		nap;			/* the longest sleep while a sink is full */
 	int64_t		taken_at;		/* when the leases of the take began */

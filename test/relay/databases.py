@@ -418,6 +418,7 @@ def fails_over(world):
         equal('the status', relay.stop(), 0)
     finally:
         other.stop()
+        shutil.rmtree(other.data)
         endpoint.close()
 
 

@@ -5,10 +5,12 @@ import contextlib
 import os
 import random
 import re
+import resource
 import signal
 import socket
 import subprocess
 import time
+import urllib.request
 
 import psycopg2
 
@@ -136,7 +138,7 @@ def stuck_beside_closers(world):
         took = world.query("SELECT max(acked_at - created_at) FROM idem_outbox WHERE state = 'acked'")[0][0]
         print('# the longest wait: %.2f s' % took.total_seconds(), flush=True)
         until('the bad ones are tried', lambda: world.query("SELECT min(attempt - uncounted_attempts) FROM idem_outbox "
-                                                            "WHERE topic = 'orders' AND state <> 'acked'")[0][0] >= 1)
+                                                            "WHERE topic = 'orders' AND state <> 'acked'")[0][0] >= 2)
         equal('the status', relay.stop(), 0)
     finally:
         broker.control('eval', process % 'resume')
@@ -347,18 +349,34 @@ def retry_beside_new(world):
 def left_often(world):
     """Relays that are killed again and again cost only the message that a relay
     holds an attempt."""
-    for n in range(40):
+    for n in range(12):
         world.publish('t', '"late"', 'k%d' % n)
     for _ in range(3):
-        until('all are taken', lambda: world.query("SELECT count(*) FROM idem_outbox_take(1000, '1 ms')") == [(40,)])
+        until('all are taken', lambda: world.query("SELECT count(*) FROM idem_outbox_take(1000, '1 ms')") == [(12,)])
         time.sleep(0.01)
-    relay = commands(world, '--c.timeout=30s')
+    relay = commands(world, '--c.timeout=30s', '--lease=6s', '--wait=1s')
     until('it gives the others back', lambda: world.query(
-        'SELECT count(*) FILTER (WHERE uncounted_attempts > 0), count(*) FILTER (WHERE awaiting_ack) FROM idem_outbox') == [(39, 1)])
+        'SELECT count(*) FILTER (WHERE uncounted_attempts > 0), count(*) FILTER (WHERE awaiting_ack) FROM idem_outbox') == [(11, 1)])
     relay.kill()
-    world.query("UPDATE idem_outbox SET available_at = now(), payload = '1'")
-    relay = commands(world)
-    world.all_acked(40)
+    world.query('SELECT idem_outbox_release(array_agg(id)) FROM idem_outbox WHERE awaiting_ack')
+    relay = commands(world, '--c.command=true')
+    world.all_acked(12, 40)
+    equal('the status', relay.stop(), 0)
+
+
+def left_in_order(world):
+    """A message that goes back because relays have left it precedes those of its
+    key that were published later."""
+    world.publish('t', '"late"', 'a')
+    first = world.publish('t', '1', 'b')
+    for _ in range(3):
+        until('they are taken', lambda: world.query("SELECT count(*) FROM idem_outbox_take(10, '1 ms')") == [(2,)])
+        time.sleep(0.01)
+    second = world.publish('t', '2', 'b')
+    relay = commands(world, '--lease=2s', '--wait=600ms')
+    until('they are delivered', lambda: world.states().get('acked') == 2)
+    equal('the order', world.query('SELECT message_id::text FROM idem_outbox WHERE acked_at IS NOT NULL ORDER BY acked_at'),
+          [(first,), (second,)])
     equal('the status', relay.stop(), 0)
 
 
@@ -546,6 +564,47 @@ def starts_without(world):
     equal('the status', relay.stop(), 0)
     done = subprocess.run([PROGRAM, '--config=' + path, '--check'], capture_output=True, text=True, timeout=30)
     equal('the status of --check', done.returncode, 69)
+
+
+def no_descriptor_left(world):
+    """A relay that can open nothing more pauses the sinks that need it, delivers to
+    the others, and serves its metrics."""
+    port = free_port()
+    relay = world.relay('--out.sink=stdout', '--out.topics=t', '--metrics=127.0.0.1:%d' % port,
+                        '--a.sink=amqp', '--a.topics=a', '--a.url=amqp://127.0.0.1:%d' % free_port()).started()
+    pid = relay.process.pid
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    equal('the soft limit', soft, min(hard, 65536))
+    world.publish('t')
+    world.all_acked(1)
+
+    def limit():
+        used = {int(name) for name in os.listdir('/proc/%d/fd' % pid)}
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), hard))
+
+    # Again, because the sink can have been connecting.
+    until('it opens nothing', lambda: 'could not start a thread to connect: Too many open files' in relay.said() or limit())
+    for _ in range(3):
+        with urllib.request.urlopen('http://127.0.0.1:%d/metrics' % port, timeout=20) as answer:
+            expect('the metrics', b'idem_relay_database_up' in answer.read())
+    world.publish('t')
+    world.all_acked(2)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    equal('the status', relay.stop(), 0)
+
+
+def reload_while_connecting(world):
+    """After SIGHUP while a sink connects, no socket of the old program is left."""
+    endpoint = Endpoint()
+    with silent_port() as port:
+        relay = webhook(world, endpoint, '--a.sink=amqp', '--a.topics=a', '--a.url=amqp://127.0.0.1:%d' % port)
+        for count in 1, 2, 3:
+            world.publish('t')
+            world.all_acked(count)
+            until('the old connections end', lambda: len(endpoint.connections) == 1, 10)
+            relay.signal(signal.SIGHUP)
+            until('it has started again', lambda n=count: relay.said().count('started') == n + 1)
+        equal('the status', relay.stop(), 0)
 
 
 def p99(world, count=200):
@@ -856,6 +915,7 @@ TESTS = [
     ('isolation: large retries do not fill the memory of a sink', large_retries),
     ('isolation: a retry gets its turn beside new bad messages', retry_beside_new),
     ('isolation: relays that are killed cost few messages an attempt', left_often),
+    ('isolation: messages that killed relays have left keep their order', left_in_order),
     ('isolation: a paused sink is tried with another message', probed_with_another),
     ('isolation: slow requests delay no probe of a paused sink', probed_beside_slow),
     ('isolation: more bad messages than good ones are no outage', mostly_bad),
@@ -864,6 +924,8 @@ TESTS = [
     ('isolation: a proxy that fails costs no attempt and keeps the order', proxy_fails),
     ('isolation: headers of the relay are its own', relays_own_headers),
     ('isolation: an unreachable broker keeps no other sink from starting', starts_without),
+    ('isolation: a relay that can open no descriptor delivers to the other sinks', no_descriptor_left),
+    ('SIGHUP while a sink connects leaves no socket open', reload_while_connecting),
     ('isolation: a broker that does not answer delays no other sink', silent_broker),
     ('isolation: a bad endpoint delays no message of another one', bad_endpoints),
     ('isolation: slow endpoints that succeed delay no other sink', slow_success),

@@ -1,10 +1,15 @@
 # Kafka: librdkafka's own mock cluster, in a process of its own.
 
+import contextlib
 import os
+import socket
+import struct
 import subprocess
 import threading
 
 from world import equal, expect, until
+
+INVALID_RECORD, MESSAGE_TOO_LARGE = 87, 10
 
 cluster = None
 
@@ -29,6 +34,94 @@ class Cluster:
         self.process.stdin.flush()
 
 
+class Proxy:
+    """A proxy before the brokers.  "refuse" is called with the topic and the records of
+    each batch, and returns an error, or 0."""
+
+    def __init__(self, brokers, refuse):
+        self.refuse = refuse
+        self.sockets = []
+        self.ports = {}
+        for broker in brokers.split(','):
+            listener = socket.create_server(('127.0.0.1', 0))
+            self.sockets.append(listener)
+            port = int(broker.rsplit(':', 1)[1])
+            self.ports[port] = listener.getsockname()[1]
+            threading.Thread(target=self.listen, args=(listener, port), daemon=True).start()
+        self.brokers = ','.join('127.0.0.1:%d' % port for port in self.ports.values())
+
+    def listen(self, listener, port):
+        with contextlib.suppress(OSError):
+            while True:
+                client = listener.accept()[0]
+                server = socket.create_connection(('127.0.0.1', port))
+                self.sockets += client, server
+                lock = threading.Lock()
+                threading.Thread(target=self.forward, args=(client, server, client, lock), daemon=True).start()
+                threading.Thread(target=self.answer, args=(server, client, lock), daemon=True).start()
+
+    def forward(self, client, server, answers, lock):
+        with contextlib.suppress(OSError), client.makefile('rb') as stream:
+            for frame in self.frames(stream):
+                answer = self.refusal(frame)
+                if answer:
+                    with lock:
+                        answers.sendall(struct.pack('>i', len(answer)) + answer)
+                else:
+                    server.sendall(struct.pack('>i', len(frame)) + frame)
+
+    def answer(self, server, client, lock):
+        with contextlib.suppress(OSError), server.makefile('rb') as stream:
+            for frame in self.frames(stream):
+                # The brokers name their ports.
+                for old, new in self.ports.items():
+                    frame = frame.replace(b'127.0.0.1' + struct.pack('>i', old), b'127.0.0.1' + struct.pack('>i', new))
+                with lock:
+                    client.sendall(struct.pack('>i', len(frame)) + frame)
+
+    @staticmethod
+    def frames(stream):
+        while size := stream.read(4):
+            yield stream.read(struct.unpack('>i', size)[0])
+
+    def refusal(self, frame):
+        """The answer to a request that writes and is refused, or None."""
+        at = 0
+
+        def read(kind):
+            nonlocal at
+            at += struct.calcsize('>' + kind)
+            return struct.unpack_from('>' + kind, frame, at - struct.calcsize('>' + kind))[0]
+
+        def string(kind):
+            nonlocal at
+            size = max(read(kind), 0)
+            at += size
+            return frame[at - size:at]
+
+        key, version, number = read('h'), read('h'), read('i')
+        if key != 0:
+            return None
+        expect('the version %d of the request' % version, version == 7)
+        for kind in 'h', 'h':
+            string(kind)
+        at += 6
+        # librdkafka writes to one partition with each request.
+        expect('one topic', read('i') == 1)
+        topic = string('h')
+        expect('one partition', read('i') == 1)
+        partition = read('i')
+        error = self.refuse(topic.decode(), string('i'))
+        return error and struct.pack('>iih%dsiihqqqi' % len(topic), number, 1, len(topic), topic, 1, partition, error,
+                                     -1, -1, -1, 0)
+
+    def close(self):
+        for each in self.sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
 def start(world):
     global cluster
     if cluster is None:
@@ -43,8 +136,8 @@ def close():
         cluster.process.wait(10)
 
 
-def relay(world, *more):
-    return world.relay('--k.sink=kafka', '--k.topics=*', '--k.brokers=' + cluster.brokers, *more).started()
+def relay(world, *more, brokers=None):
+    return world.relay('--k.sink=kafka', '--k.topics=*', '--k.brokers=' + (brokers or cluster.brokers), *more).started()
 
 
 def delivers(world):
@@ -84,6 +177,38 @@ def too_large(world):
     until('it is refused', lambda: 'size' in (world.outbox(refused)[3] or '').lower())
     until('the others are delivered', lambda: world.states().get('acked') == 5)
     equal('the status', running.stop(), 0)
+
+
+def batch_refused(world):
+    """A broker refuses whole batches: because of one record, or because they are too
+    large.  Only an attempt at a message that is alone in its batch counts."""
+    refused = {'orders': 0, 'shop': 0}
+
+    def refuse(topic, records):
+        count, = struct.unpack_from('>i', records, 57)
+        error = INVALID_RECORD if topic == 'orders' and b'"bad"' in records else \
+            MESSAGE_TOO_LARGE if topic == 'shop' and count > 1 else 0
+        if error and count > 1:
+            refused[topic] += count
+        return error
+
+    start(world)
+    with contextlib.closing(Proxy(cluster.brokers, refuse)) as proxy:
+        for n in range(100):
+            world.publish('orders', '"good"', 'k%d' % n)
+            world.publish('shop', '"good"', 'k%d' % n)
+            if n % 10 == 0:
+                world.publish('orders', '"bad"', 'b%d' % n)
+        running = relay(world, brokers=proxy.brokers)
+        until('the good ones are delivered', lambda: world.states().get('acked') == 200)
+        until('the bad ones are refused', lambda: world.query(
+            "SELECT count(*) FROM idem_outbox WHERE payload::text = '\"bad\"' AND last_error LIKE '%Broker failed to validate record%'"
+            ) == [(10,)])
+        equal('good ones with an error', world.query(
+            "SELECT count(*) FROM idem_outbox WHERE payload::text = '\"good\"' AND last_error IS NOT NULL"), [(0,)])
+        expect('batches were refused: %r' % refused, all(refused.values()))
+        equal('pauses', 'is paused' in running.said(), False)
+        equal('the status', running.stop(), 0)
 
 
 def recovers(world):
@@ -150,6 +275,20 @@ def ends_in_flight(world):
     equal('the status', running.stop(), 0)
 
 
+def topic_hangs(world):
+    """A topic without a leader does not delay others, however many there are."""
+    start(world)
+    cluster.tell('noleader')
+    running = relay(world, '--k.timeout=1min', '--stop_timeout=100ms')
+    world.publish('leaderless')
+    until('it is in flight', lambda: world.leased() == 1)
+    for _ in range(2):
+        world.query("SELECT idem_publish('topic' || n, '{}', 'k') FROM generate_series(1, 450) AS n")
+    until('the others are delivered', lambda: world.states().get('acked') == 900, 40)
+    equal('pauses', 'is paused' in running.said(), False)
+    equal('the status', running.stop(), 0)
+
+
 def many_topics(world):
     """Memory is bounded for any number of topics."""
     def threads():
@@ -168,6 +307,8 @@ def many_topics(world):
 
 
 TESTS = [
+    ('kafka: a topic without a leader delays no other topic', topic_hangs),
+    ('kafka: a refused batch costs its good messages no attempt', batch_refused),
     ('kafka: a producer ends after many topics', many_topics),
     ('kafka: brokers are away, and a relay ends', ends_in_flight),
     ('kafka: messages arrive, a key in a partition, in order', delivers),

@@ -11,6 +11,7 @@
  *
  *		down, up		the brokers
  *		moved			the next three writes are for another leader
+ *		noleader		makes a topic "leaderless"
  *
  *-------------------------------------------------------------------------
  */
@@ -27,7 +28,7 @@
 #define PRODUCE		0			/* the number of the request that writes */
 
 static rd_kafka_t *make_client(rd_kafka_type_t type, const char *const *conf);
-static void obey(rd_kafka_mock_cluster_t *cluster, char *command);
+static void obey(rd_kafka_mock_cluster_t *cluster, const char *command);
 static void print_message(const rd_kafka_message_t *message);
 
 int
@@ -109,9 +110,10 @@ make_client(rd_kafka_type_t type, const char *const *conf)
 }
 
 static void
-obey(rd_kafka_mock_cluster_t *cluster, char *command)
+obey(rd_kafka_mock_cluster_t *cluster, const char *command)
 {
 	int			broker;
+	int			partition;
 
 	if (strncmp(command, "moved", 5) == 0)
 	{
@@ -119,6 +121,13 @@ obey(rd_kafka_mock_cluster_t *cluster, char *command)
 										  RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION,
 										  RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION,
 										  RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION);
+		return;
+	}
+	if (strncmp(command, "noleader", 8) == 0)
+	{
+		for (partition = 0; partition < PARTITIONS; partition++)
+			rd_kafka_mock_partition_set_leader(cluster, "leaderless",
+											   partition, -1);
 		return;
 	}
 	for (broker = 1; broker <= BROKERS; broker++)

@@ -15,7 +15,7 @@ import urllib.request
 from prometheus_client.parser import text_string_to_metric_families
 
 import amqp
-from proxies import Gate
+from proxies import Cutter, Gate
 from world import PROGRAM, Broken, World, deaf_port, equal, expect, free_port, until
 
 OUT = ('--out.sink=stdout', '--out.topics=*')
@@ -471,6 +471,22 @@ def server_socket():
     return server
 
 
+def large_take(world):
+    """If a connection is lost during a take, the next one asks for fewer messages,
+    because the result might have been too large for the connection."""
+    directory = tempfile.mkdtemp(dir=world.directory)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
+    listener.listen()
+    Cutter(listener, server_socket, 1000000)
+    world.query("SELECT count(idem_publish('t', to_jsonb(repeat('x', 50000)))) FROM generate_series(1, 60)")
+    relay = world.relay('--out.sink=stdout', '--out.topics=t', '--lease=3s', '--wait=1s', '--database=host=%s port=5432' % directory).started()
+    world.all_acked(60, 30)
+    expect('the connection was not lost', relay.said().count('database (take)') >= 1)
+    equal('the status', relay.stop(), 0)
+    listener.close()
+
+
 def late_take(world):
     """A lease begins before the request.  When its answer comes late, another
     relay can have the message, so it is not delivered before it is extended."""
@@ -510,6 +526,7 @@ def deaf_host(world):
 
 
 TESTS = [
+    ('a take whose result is too large for the connection is repeated with fewer messages', large_take),
     ('the lease of a take whose answer is late counts from the request', late_take),
     ('standard output on a full disk is waited for', disk_full),
     ('of several hosts, the primary is found after a failover', fails_over),

@@ -1,6 +1,7 @@
 # Proxies between a relay and what it connects to.
 
 import contextlib
+import select
 import threading
 
 
@@ -40,3 +41,28 @@ class Gate(Forwarder):
                 if from_client == self.from_client:
                     self.opened.wait()
                 target.sendall(data)
+
+
+class Cutter(Forwarder):
+    """Ends each connection on which an answer is longer than "limit" bytes."""
+
+    def __init__(self, listener, connect, limit):
+        self.limit = limit
+        super().__init__(listener, connect)
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                threading.Thread(target=self.forward, args=(client, self.connect()), daemon=True).start()
+
+    def forward(self, client, server):
+        length = 0
+        with contextlib.suppress(OSError), client, server:
+            while length <= self.limit:
+                for source in select.select([client, server], [], [])[0]:
+                    data = source.recv(65536)
+                    length = 0 if source is client else length + len(data)
+                    (server if source is client else client).sendall(data)
+                    if not data:
+                        return
