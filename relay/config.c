@@ -94,8 +94,8 @@ static char *trim(char *string);
  * Read the file that an option --config names, then all other options, and
  * check the settings before all sections.  The sections' settings are not
  * checked yet.  If "copy" is not 0, it is the descriptor of a file to read
- * instead of the one that the option names.  Returns a configuration even if it has faults.  The
- * caller releases it with relay_config_free().
+ * instead of the one that the option names.  Returns a configuration even if
+ * it has faults.  The caller releases it with relay_config_free().
  */
 RelayConfig *
 relay_config_read(int argc, char **argv, int copy)

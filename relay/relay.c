@@ -141,9 +141,9 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 }
 
 /*
- * Raise the soft limit on descriptors, which is 1024 by default.  Endpoints that
- * do not answer occupy one for each request, and the other sinks need theirs.
- * Commands inherit the limit.
+ * Raise the soft limit on descriptors, which is 1024 by default.  Endpoints
+ * that do not answer occupy one for each request, and the other sinks need
+ * theirs.  Commands inherit the limit.
  */
 static void
 raise_limit(void)
@@ -294,7 +294,7 @@ signalled(void *argument, int fd, int events)
 		{
 			bool		begun = relay->phase != RELAY_RUNNING;
 
-			/* A second one replaces the copy.  After SIGTERM, it is too late. */
+			/* A second one replaces the copy.  SIGTERM comes first. */
 			if ((begun && !relay->restart) || !is_valid(relay) || begun)
 				continue;
 		}
