@@ -300,7 +300,7 @@ END
 -- The statistics of a table that is filled and emptied mislead the planner.  So these
 -- settings force it to read the beginning of an index.  Subqueries with LATERAL make it
 -- read single messages by the primary key, in the order of the array.
---@ idem_outbox_take plpgsql SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off
+--@ idem_outbox_take plpgsql SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET hash_mem_multiplier = 1000
 #variable_conflict use_column
 DECLARE
 	wanted CONSTANT int := coalesce(max_messages, 100);
@@ -329,7 +329,10 @@ DECLARE
 	ids bigint[];
 	followers bigint[];
 	missing bigint[];
-	-- The keys of messages that are behind others, which this call has seen.
+	-- A page begins at the time of the last message of the one before, without the keys of the messages
+	-- there that are behind others.
+	since timestamptz := '-infinity';
+	last timestamptz;
 	passed bigint[] := '{}';
 	died int;
 	parked int;
@@ -358,18 +361,19 @@ BEGIN
 		-- first one can pass many messages of open transactions, so it is made once for each key.
 		SELECT array_agg(d.id) FILTER (WHERE d.is_head), array_agg(d.key_hash) FILTER (WHERE d.is_head),
 				bool_or(d.is_head AND d.is_exhausted), array_agg(d.id) FILTER (WHERE NOT d.is_head),
-				array_agg(DISTINCT d.key_hash) FILTER (WHERE NOT d.is_head), count(*)
-			INTO heads, head_lanes, any_exhausted, behind, lanes, seen
-			FROM (SELECT p.id, p.key_hash, p.is_exhausted, p.key_hash IS NULL OR CASE WHEN p.place = 1 THEN p.id = (
+				array_agg(DISTINCT d.key_hash) FILTER (WHERE NOT d.is_head), count(*), max(d.available_at)
+			INTO heads, head_lanes, any_exhausted, behind, lanes, seen, last
+			FROM (SELECT p.id, p.available_at, p.key_hash, p.is_exhausted, p.key_hash IS NULL OR CASE WHEN p.place = 1 THEN p.id = (
 					SELECT f.id FROM @S@.idem_outbox AS f WHERE f.key_hash = p.key_hash AND f.state = 'pending' ORDER BY f.id LIMIT 1)
 					ELSE false END AS is_head
 				FROM (SELECT c.*, row_number() OVER (PARTITION BY c.key_hash ORDER BY c.id) AS place
 					FROM (SELECT o.id, o.available_at, o.key_hash,
 							o.attempt - o.uncounted_attempts >= attempts_allowed OR o.attempt = 2147483647 AS is_exhausted
 						FROM @S@.idem_outbox AS o
-						WHERE o.in_due_index AND o.available_at <= clock AND o.state = 'pending'
+						WHERE o.in_due_index AND o.available_at BETWEEN since AND clock AND o.state = 'pending'
 							AND (topics IS NULL OR o.topic = ANY (topics))
-							AND (o.key_hash IS NULL OR o.key_hash <> ALL (passed))
+							-- Not an anti-join, so that the order of the index is kept
+							AND (o.key_hash IS NULL OR o.key_hash NOT IN (SELECT p.lane FROM unnest(passed) AS p (lane)))
 						ORDER BY o.available_at LIMIT wanted::bigint + page) AS c) AS p
 				ORDER BY p.available_at, p.id OFFSET 0) AS d;
 		-- A call that holds the head of a lane owns the lane.
@@ -499,7 +503,8 @@ BEGIN
 		END IF;
 		IF behind <> '{}' AND may_park > 0 THEN
 			parked := @S@.idem_p_park(behind, lanes);
-			may_park := may_park - parked;
+			-- Another transaction has the locks of all these keys, so do not try those of more.
+			may_park := CASE WHEN parked > 0 OR cardinality(lanes) < 100 THEN may_park - parked ELSE 0 END;
 			is_parking := is_parking OR parked > 0;
 		END IF;
 		IF changed THEN
@@ -509,15 +514,18 @@ BEGIN
 			CONTINUE;
 		-- Messages that other transactions hold, and messages behind others that cannot be parked, can precede
 		-- the due ones in the index.
-		ELSIF seen = wanted::bigint + page AND (page < 100000 OR lanes <> '{}') THEN
-			page := least(page * 4, 100000);
-			passed := passed || coalesce(lanes, '{}');
+		ELSIF seen = wanted::bigint + page THEN
+			passed := CASE WHEN last > since THEN '{}' ELSE passed END || coalesce(lanes, '{}');
+			-- More messages than a page can be due at one time.
+			page := least(page * 4, CASE WHEN last > since THEN 100000 ELSE 100000000 END);
+			since := last;
 			CONTINUE;
 		END IF;
 		-- The parked messages must be committed, so do not wait.
 		IF is_parking OR deadline IS NULL OR clock_timestamp() >= deadline THEN
 			RETURN;
 		END IF;
+		since := '-infinity';
 		passed := '{}';
 		pause := @S@.idem_p_pause(pause, NULL, deadline);
 	END LOOP;

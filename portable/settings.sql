@@ -216,8 +216,10 @@ END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_apply_configuration() IS
 'Makes idem_p_configured() from the operator''s settings.';
-CREATE TRIGGER idem_p_apply_configuration
-	AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON @S@.idem_p_configuration
+-- For each row, because a subscription executes no triggers for statements.
+CREATE TRIGGER idem_p_apply_configuration AFTER INSERT OR UPDATE OR DELETE ON @S@.idem_p_configuration
+	FOR EACH ROW EXECUTE FUNCTION @S@.idem_p_apply_configuration();
+CREATE TRIGGER idem_p_apply_truncation AFTER TRUNCATE ON @S@.idem_p_configuration
 	FOR EACH STATEMENT EXECUTE FUNCTION @S@.idem_p_apply_configuration();
 
 -- A new value replaces the old one, also in a dump that is restored.
@@ -235,6 +237,9 @@ COMMENT ON FUNCTION @S@.idem_p_replace_setting() IS
 'Deletes the old value of a setting.';
 CREATE TRIGGER idem_p_replace_setting BEFORE INSERT ON @S@.idem_p_configuration
 	FOR EACH ROW EXECUTE FUNCTION @S@.idem_p_replace_setting();
+-- Also if a subscription copies the rows.
+ALTER TABLE @S@.idem_p_configuration ENABLE ALWAYS TRIGGER idem_p_apply_configuration;
+ALTER TABLE @S@.idem_p_configuration ENABLE ALWAYS TRIGGER idem_p_replace_setting;
 
 -- The trigger replaces the body.
 CREATE FUNCTION @S@.idem_p_configured(name text)
@@ -243,7 +248,7 @@ LANGUAGE sql STABLE PARALLEL SAFE COST 1
 AS 'SELECT NULL::pg_catalog.text';
 COMMENT ON FUNCTION @S@.idem_p_configured(text) IS
 'The operator''s value of a setting, or its default, without unit.';
-DELETE FROM @S@.idem_p_configuration;
+TRUNCATE @S@.idem_p_configuration;
 
 -- The session's own value if it has effect, otherwise the operator's.
 CREATE FUNCTION @S@.idem_p_session_setting(name text)

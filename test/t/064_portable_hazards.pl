@@ -103,6 +103,20 @@ my $seed = q{SELECT encode(seed, 'hex') FROM idem.idem_p_installation};
 is($node->safe_psql('restored', $seed), $node->safe_psql('shop', $seed), 'has the rows');
 
 #
+# A subscription copies settings, with the triggers that are always enabled.
+#
+by('installer', 'restored', q{SELECT FROM idem_configure('max_wait', '3 min')});
+$node->safe_psql('restored', q{SET session_replication_role = replica; INSERT INTO idem.idem_p_configuration VALUES ('max_wait', '4 min')});
+is(by('installer', 'restored', q{SELECT idem_p_configured('max_wait')}), 240000, 'a setting that a subscription copies has an effect');
+
+#
+# The owner of the database can dump what another role has installed.
+#
+$node->safe_psql('restored', 'DROP SCHEMA idem CASCADE; CREATE ROLE guest LOGIN; GRANT CREATE ON DATABASE restored TO guest');
+$node->command_ok([ 'psql', '-X', '-q', '-d', $node->connstr('restored') . ' user=guest', '-v', 'schema=idem', '-f', $script ], 'a guest installs');
+$node->command_ok([ 'pg_dump', '-n', 'idem', '-d', $node->connstr('restored') . ' user=installer', '-f', $dump ], 'and the owner of the database can dump');
+
+#
 # Texts that are not UTF-8
 #
 install('latin', 'idem');

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from pg_idempotency import AsyncIdempotency, Response, new_key
+from pg_idempotency import AsyncIdempotency, InProgress, Response, new_key
 
 celery = pytest.importorskip("celery")
 from celery.contrib.testing.worker import start_worker  # noqa: E402
@@ -80,6 +80,23 @@ def test_a_task_that_another_worker_runs_is_retried(app, idem, effects):
         assert again.get(timeout=30) == sent.get(timeout=30) == "done"
         task.join()
     assert len(runs) == 1
+
+
+def test_an_eager_duplicate_of_a_running_task_fails_at_once(app, idem):
+    """Celery ignores the delay of an eager retry."""
+    name, claims = new_key(), []
+
+    @app.task(name=f"eager-{name}", throws=InProgress)
+    @Job(idem, lease="1 minute")
+    def slow(job):
+        claims.append(1)
+        duplicate = threading.Thread(target=lambda: claims.append(slow.apply(task_id=name, throw=False)))
+        duplicate.start()
+        duplicate.join()
+        return "done"
+
+    assert slow.apply(task_id=name).get() == "done"
+    assert claims[0] == 1 and isinstance(claims[1].result, InProgress)
 
 
 def test_a_task_that_is_bound(app, idem):

@@ -70,6 +70,8 @@ class Job:
             try:
                 result = self._job(self._scope or current_task.name, current_task.request.id, run)
             except (InProgress, ClaimLost, ClaimNotFound) as error:
+                if isinstance(error, InProgress) and current_task.request.is_eager:
+                    raise                           # Celery would retry at once, without end
                 # The task's own max_retries is for its own errors.
                 raise current_task.retry(exc=error, countdown=getattr(error, "retry_after", 1),
                                          max_retries=current_task.request.retries + 1)
