@@ -230,20 +230,31 @@ COMMENT ON FUNCTION @S@.idem_p_remember_claim(bigint) IS
 -- while it draws and writes the token.  While a transaction has that shared lock, all
 -- claims insert new keys here, because the insertion might have to wait for that transaction.
 -- The lock of the key belongs to the session, so that it can be released.
+--
+-- The insertion gives up a wait of a millisecond.  If it waited for a transaction that has
+-- the key, the context of the error begins with a line that has the place of the row, as
+-- (3,14), in all languages of the server.  Otherwise it waited for something else, for
+-- example for another session that extends the table, and tries again.
 CREATE FUNCTION @S@.idem_p_insert_claim(p_scope text, p_key text, number int, hash bytea, p_ttl interval, p_lease interval, p_request jsonb)
 RETURNS @S@.idem_claim_result
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
 	timeout CONSTANT text := current_setting('lock_timeout');
+	-- In milliseconds
+	longest_wait int := 1;
+	context text;
 	clock timestamptz;
 	is_held boolean := false;
 	result @S@.idem_claim_result;
 BEGIN
-	BEGIN
-		-- A rollback does not release the lock, so a cancel must not find it held outside of this block.
-		is_held := pg_try_advisory_lock(478, number);
-		IF is_held THEN
+	LOOP
+		BEGIN
+			-- A rollback does not release the lock, so a cancel must not find it held outside of this block.
+			is_held := pg_try_advisory_lock(478, number);
+			IF NOT is_held THEN
+				RETURN NULL;
+			END IF;
 			result.claim_token := nextval('@S@.idem_claim_tokens');
 			clock := clock_timestamp();
 			result.outcome := 'new';
@@ -251,8 +262,7 @@ BEGIN
 			result.expires_at := clock + coalesce(p_ttl, @S@.idem_p_setting('default_ttl')::float8 * '1 ms'::interval);
 			result.lease_expires_at := least(result.expires_at, clock + coalesce(p_lease,
 				least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval));
-			-- The shortest wait for another transaction
-			PERFORM set_config('lock_timeout', '1', true);
+			PERFORM set_config('lock_timeout', longest_wait::text, true);
 			INSERT INTO @S@.idem_keys AS k (claim_token, created_at, lease_expires_at, resume_at, expires_at, attempt,
 					state, scope, key, request_hash, request)
 				VALUES (result.claim_token, clock, result.lease_expires_at, CASE WHEN p_request IS NOT NULL THEN result.lease_expires_at END,
@@ -263,16 +273,20 @@ BEGIN
 			END IF;
 			PERFORM set_config('lock_timeout', timeout, true);
 			is_held := NOT pg_advisory_unlock(478, number);
-		END IF;
-	EXCEPTION
-		WHEN lock_not_available THEN
-			is_held := is_held AND NOT pg_advisory_unlock(478, number);
-			result := NULL;
-		WHEN OTHERS OR query_canceled THEN
-			is_held := is_held AND NOT pg_advisory_unlock(478, number);
-			RAISE;
-	END;
-	RETURN result;
+			RETURN result;
+		EXCEPTION
+			WHEN lock_not_available THEN
+				is_held := is_held AND NOT pg_advisory_unlock(478, number);
+				GET STACKED DIAGNOSTICS context = PG_EXCEPTION_CONTEXT;
+				IF context ~ '^[^\n]*[0-9]+, ?[0-9]+' THEN
+					RETURN NULL;
+				END IF;
+			WHEN OTHERS OR query_canceled THEN
+				is_held := is_held AND NOT pg_advisory_unlock(478, number);
+				RAISE;
+		END;
+		longest_wait := least(longest_wait * 2, 1000000);
+	END LOOP;
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_insert_claim(text, text, int, bytea, interval, interval, jsonb) IS
