@@ -54,6 +54,7 @@
 #define MOST_FAILURES		5	/* that the server keeps */
 #define LEFT_OFTEN			3	/* times, without an answer */
 #define LATE				200 /* milliseconds, and 10 times the mean */
+#define MOST_LOST			4	/* connections that double it */
 
 static int	turn_delay(const RelayMessage *message);
 static RelayMessage *choose(const RelaySink *sink, bool shared,
@@ -295,16 +296,18 @@ relay_sink_is_late(const RelayMessage *message, int64_t now)
 }
 
 /*
- * Return from when on a message in flight is late.
+ * Return from when on a message in flight is late.  The time doubles with each
+ * connection that is lost, because one that is late can be the cause, too.
  */
 static int64_t
 late_at(const RelayMessage *message)
 {
 	const RelaySink *sink = message->sink;
+	int			doublings = sink->lost < MOST_LOST ? sink->lost : MOST_LOST;
 	int64_t		mean = sink->delivered > 0 ?
 		sink->delivery_ms / (int64_t) sink->delivered : 0;
 
-	return message->handed_at + LATE + 10 * mean;
+	return message->handed_at + ((LATE + 10 * mean) << doublings);
 }
 
 /*

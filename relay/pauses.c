@@ -58,6 +58,7 @@ relay_sink_recover(RelaySink *sink)
 	sink->probes = 0;
 	sink->failing_since = 0;
 	sink->last_failed = 0;
+	sink->lost = 0;
 	/* A message that was in flight when others failed shows that it is up. */
 	if (sink->held_until != INT64_MAX)
 		sink->held_until = 0;

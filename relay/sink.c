@@ -239,6 +239,7 @@ end_connection(RelaySink *sink, bool blamed, char *why)
 		while ((message = sink->in_flight.last))
 			relay_queue_return(message);
 		relay_sink_halve(sink, count);
+		sink->lost++;
 		if (recent > 0)
 			sink->window = recent > 1 ? recent / 2 : 1;
 		relay_log(RELAY_WARNING, "sink \"%s\" has lost its connection: %s; "

@@ -113,6 +113,7 @@ struct RelaySink
 	int			window;			/* limit of in_flight while it recovers */
 	int64_t		passed_at;		/* when the last delivered was handed over */
 	int			suspects;		/* deliveries until the window grows again */
+	int			lost;			/* connections since the last delivery */
 	int64_t		alone_at;		/* when the last one was handed over alone */
 	int64_t		alone_turn;		/* no failed one is alone before that */
 	int64_t		backoff;		/* after the last failure; 0: none */

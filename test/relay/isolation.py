@@ -134,7 +134,7 @@ def stuck_beside_closers(world):
                 world.publish('orders', '"%s"' % ('x' * 200000), 'bad%d' % n)
             world.publish('orders', str(n), 'k%d' % n)
             time.sleep(0.1)
-        until('the others are delivered', lambda: world.states().get('acked') == 30, 20)
+        until('the others are delivered', lambda: world.states().get('acked') == 30, 40)
         took = world.query("SELECT max(acked_at - created_at) FROM idem_outbox WHERE state = 'acked'")[0][0]
         print('# the longest wait: %.2f s' % took.total_seconds(), flush=True)
         until('the bad ones are tried', lambda: world.query("SELECT min(attempt - uncounted_attempts) FROM idem_outbox "
@@ -169,6 +169,25 @@ def poison(world):
         expect('a good one waited for %s' % took, took.total_seconds() < 3)
         pauses = [float(pause) for pause in re.findall(r'next try in ([0-9.]+) s', relay.said())]
         expect('pauses: %s' % pauses, max(pauses, default=0) <= 1)
+        equal('counted attempts of the good ones', world.query(COUNTED % "state = 'acked'"), [(1,)])
+        equal('the status', relay.stop(), 0)
+    channel.queue_purge('orders')
+    connection.close()
+
+
+def slow_poison(world):
+    """The same if the connection ends only after a while."""
+    broker = amqp.start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    channel.queue_purge('orders')
+    with contextlib.closing(Proxy(broker.port, 0.5)) as proxy:
+        relay = world.relay('--r.sink=amqp', '--r.topics=*', '--r.url=amqp://127.0.0.1:%d' % proxy.port).started()
+        world.publish('orders', '"poison"')
+        for n in range(40):
+            world.publish('orders', str(n))
+            time.sleep(0.1)
+        until('the good ones are delivered', lambda: world.states().get('acked') == 40, 40)
         equal('counted attempts of the good ones', world.query(COUNTED % "state = 'acked'"), [(1,)])
         equal('the status', relay.stop(), 0)
     channel.queue_purge('orders')
@@ -905,6 +924,7 @@ TESTS = [
     ('isolation: messages for which the broker closes the channel delay no other', closers_delay_nothing),
     ('isolation: a queue that hangs, beside such messages, delays no other', stuck_beside_closers),
     ('isolation: messages for which a connection just ends delay no other', poison),
+    ('isolation: a message for which a connection ends after a while delays no other for long', slow_poison),
     ('isolation: a message that always gets 503 waits alone', deferred_alone),
     ('isolation: Retry-After is the pause of one message', later_alone),
     ('isolation: a message for which a command ends with 75 waits alone', command_defers),

@@ -115,10 +115,11 @@ class Rabbit:
 
 class Proxy(Forwarder):
     """A proxy in front of a port. It closes a connection, without a reason, when
-    a client sends the word "poison"."""
+    a client sends the word "poison", after a delay."""
 
-    def __init__(self, port):
+    def __init__(self, port, delay=0):
         self.sockets = set()
+        self.delay = delay
         listener = socket.create_server(('127.0.0.1', 0))
         self.port = listener.getsockname()[1]
         super().__init__(listener, lambda: socket.create_connection(('127.0.0.1', port)))
@@ -128,6 +129,8 @@ class Proxy(Forwarder):
         with contextlib.suppress(OSError):
             while (data := source.recv(65536)) and b'poison' not in data:
                 target.sendall(data)
+            if data:
+                time.sleep(self.delay)
         for end in (source, target):
             self.sockets.discard(end)
             with contextlib.suppress(OSError):
