@@ -229,7 +229,9 @@ COMMENT ON FUNCTION @S@.idem_p_remember_claim(bigint) IS
 -- the lock table.  It keeps a shared lock (482) instead, and the lock of the key only
 -- while it draws and writes the token.  While a transaction has that shared lock, all
 -- claims insert new keys here, because the insertion might have to wait for that transaction.
--- The lock of the key belongs to the session, so that it can be released.
+-- The lock of the key belongs to the session, so that it can be released.  If the shared
+-- lock is refused, a transaction keeps the locks of some hundred keys and then continues
+-- without it, because any role could hold it to let batches fill the lock table.
 --
 -- The insertion gives up a wait of a millisecond.  If it waited for a transaction that has
 -- the key, the context of the error begins with a line that has the place of the row, as
@@ -687,7 +689,8 @@ BEGIN
 				PERFORM @S@.idem_p_check_new_key(key);
 			END IF;
 			claims := current_setting(@S@.idem_p_claims_setting(), true);
-			is_crowded := (length(claims) > 1000 OR starts_with(claims, '>')) AND pg_try_advisory_xact_lock_shared(482, 0);
+			is_crowded := (length(claims) > 1000 OR starts_with(claims, '>'))
+				AND (pg_try_advisory_xact_lock_shared(482, 0) OR starts_with(claims, '>'));
 			IF is_crowded IS NOT TRUE THEN
 				-- One statement, for speed.  Look for the lock 482 before taking the lock of the key, because
 				-- this keeps it if it inserts nothing, and after it, because a transaction without locks

@@ -200,6 +200,16 @@ is($count, 50, 'claims beside large batches of other keys are new');
 is(join(' ', map { $_->result } @batches), join(' ', ('new|1200') x 4), 'and so are all keys of the batches');
 $_->quit foreach $claimant, @batches;
 
+# Another role takes the lock that stands for such batches.
+my ($large, $stranger) = map { session($node, 'shop') } 1 .. 2;
+$stranger->run('SET ROLE tenant; SELECT pg_advisory_lock(482, 0)');
+$large->run(q{SET search_path = idem; BEGIN});
+is( $large->run(q{SELECT outcome, count(*) FROM idem_claim_many('s', ARRAY(SELECT 'other-lock-' || n FROM generate_series(100001, 101500) AS g (n))) GROUP BY 1}),
+	'new|1500', 'a large batch can do without that lock');
+is( $large->run(q{SELECT count(*) < 1000 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()}), 't', 'and does not fill the lock table');
+is( by('tenant', 'shop', q{SET statement_timeout = '30 s'; SELECT outcome FROM idem_claim('s', 'other-lock-101500')}), 'in_progress', 'a claim of its last key does not wait');
+$_->quit foreach $large, $stranger;
+
 #
 # Canceled claims
 #
