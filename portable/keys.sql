@@ -1284,17 +1284,24 @@ BEGIN
 			IF candidate.state NOT IN ('started', 'failed') THEN
 				RAISE EXCEPTION USING ERRCODE = 'XX001', MESSAGE = 'unrecognized state in table "idem_keys"';
 			END IF;
-			-- A result has up to 4 MB of text, unless one request has more.
-			text_size := text_size + coalesce((SELECT octet_length(k.request::text) + coalesce(octet_length(k.recovery_state::text), 0)
-				FROM @S@.idem_keys AS k WHERE k.key = candidate.key AND k.scope = candidate.scope), 0);
-			EXIT WHEN taken > 0 AND text_size > 4000000;
-			-- CASE, so that no index but that of the keys is used, whatever the statistics are.
-			PERFORM FROM @S@.idem_keys AS k
-				WHERE k.key = candidate.key AND k.scope = candidate.scope
-					AND CASE WHEN k.resume_at <= clock AND k.expires_at > clock AND k.attempt < attempts_allowed
-						THEN k.claim_token = candidate.claim_token END
-				FOR NO KEY UPDATE SKIP LOCKED;
-			CONTINUE WHEN NOT FOUND;
+			BEGIN
+				-- CASE, so that no index but that of the keys is used, whatever the statistics are.
+				PERFORM FROM @S@.idem_keys AS k
+					WHERE k.key = candidate.key AND k.scope = candidate.scope
+						AND CASE WHEN k.resume_at <= clock AND k.expires_at > clock AND k.attempt < attempts_allowed
+							THEN k.claim_token = candidate.claim_token END
+					FOR NO KEY UPDATE SKIP LOCKED;
+				CONTINUE WHEN NOT FOUND;
+				-- A result has up to 4 MB of text, unless one request has more.
+				text_size := text_size + coalesce((SELECT octet_length(k.request::text) + coalesce(octet_length(k.recovery_state::text), 0)
+					FROM @S@.idem_keys AS k WHERE k.key = candidate.key AND k.scope = candidate.scope), 0);
+				IF taken > 0 AND text_size > 4000000 THEN
+					RAISE SQLSTATE 'IDR00';
+				END IF;
+			EXCEPTION WHEN SQLSTATE 'IDR00' THEN
+				-- The rollback of the subtransaction releases the row.
+				EXIT;
+			END;
 			new_token := @S@.idem_p_next_token(candidate.claim_token);
 			UPDATE @S@.idem_keys AS k SET
 					claim_token = new_token, state = 'started', attempt = k.attempt + 1, error = NULL,

@@ -211,6 +211,18 @@ is( by('tenant', 'shop', q{SET statement_timeout = '30 s'; SELECT outcome FROM i
 $_->quit foreach $large, $stranger;
 
 #
+# A large request that another transaction holds
+#
+by('installer', 'shop', q{
+	INSERT INTO idem_keys (claim_token, created_at, lease_expires_at, resume_at, expires_at, attempt, state, scope, key, request)
+		SELECT n, now(), now(), now() + n * '1 us'::interval, now() + '1 h', 1, 'started', 'resumed', n, to_jsonb(repeat('x', CASE n WHEN 2 THEN 5000000 ELSE 1 END))
+			FROM generate_series(1, 3) AS n;});
+my $worker = session($node, 'shop');
+$worker->run(q{BEGIN; SELECT FROM idem.idem_keys WHERE scope = 'resumed' AND key = '2' FOR UPDATE});
+is(by('installer', 'shop', q{SELECT string_agg(key, ',') FROM idem_resume(scopes => '{resumed}')}), '1,3', 'its size does not limit what idem_resume returns');
+$worker->quit;
+
+#
 # Canceled claims
 #
 $node->psql('shop', join('', map { "SET statement_timeout = '@{[ 5 + 2 * $_ ]} ms';\nSELECT count(*) FROM idem_claim_many('s', ARRAY(SELECT 'canceled-$_-' || n FROM generate_series(100001, 100500) AS g (n)));\n" } 1 .. 30)
