@@ -229,7 +229,9 @@ COMMENT ON FUNCTION @S@.idem_p_remember_claim(bigint) IS
 -- the lock table.  It keeps a shared lock (482) instead, and the lock of the key only
 -- while it draws and writes the token.  While a transaction has that shared lock, all
 -- claims insert new keys here, because the insertion might have to wait for that transaction.
--- The lock of the key belongs to the session, so that it can be released.
+-- The lock of the key belongs to the session, so that it can be released.  If the shared
+-- lock is refused, a transaction keeps the locks of some hundred keys and then continues
+-- without it, because any role could hold it to let batches fill the lock table.
 --
 -- The insertion gives up a wait of a millisecond.  If it waited for a transaction that has
 -- the key, the context of the error begins with a line that has the place of the row, as
@@ -687,7 +689,8 @@ BEGIN
 				PERFORM @S@.idem_p_check_new_key(key);
 			END IF;
 			claims := current_setting(@S@.idem_p_claims_setting(), true);
-			is_crowded := (length(claims) > 1000 OR starts_with(claims, '>')) AND pg_try_advisory_xact_lock_shared(482, 0);
+			is_crowded := (length(claims) > 1000 OR starts_with(claims, '>'))
+				AND (pg_try_advisory_xact_lock_shared(482, 0) OR starts_with(claims, '>'));
 			IF is_crowded IS NOT TRUE THEN
 				-- One statement, for speed.  Look for the lock 482 before taking the lock of the key, because
 				-- this keeps it if it inserts nothing, and after it, because a transaction without locks
@@ -1281,17 +1284,24 @@ BEGIN
 			IF candidate.state NOT IN ('started', 'failed') THEN
 				RAISE EXCEPTION USING ERRCODE = 'XX001', MESSAGE = 'unrecognized state in table "idem_keys"';
 			END IF;
-			-- A result has up to 4 MB of text, unless one request has more.
-			text_size := text_size + coalesce((SELECT octet_length(k.request::text) + coalesce(octet_length(k.recovery_state::text), 0)
-				FROM @S@.idem_keys AS k WHERE k.key = candidate.key AND k.scope = candidate.scope), 0);
-			EXIT WHEN taken > 0 AND text_size > 4000000;
-			-- CASE, so that no index but that of the keys is used, whatever the statistics are.
-			PERFORM FROM @S@.idem_keys AS k
-				WHERE k.key = candidate.key AND k.scope = candidate.scope
-					AND CASE WHEN k.resume_at <= clock AND k.expires_at > clock AND k.attempt < attempts_allowed
-						THEN k.claim_token = candidate.claim_token END
-				FOR NO KEY UPDATE SKIP LOCKED;
-			CONTINUE WHEN NOT FOUND;
+			BEGIN
+				-- CASE, so that no index but that of the keys is used, whatever the statistics are.
+				PERFORM FROM @S@.idem_keys AS k
+					WHERE k.key = candidate.key AND k.scope = candidate.scope
+						AND CASE WHEN k.resume_at <= clock AND k.expires_at > clock AND k.attempt < attempts_allowed
+							THEN k.claim_token = candidate.claim_token END
+					FOR NO KEY UPDATE SKIP LOCKED;
+				CONTINUE WHEN NOT FOUND;
+				-- A result has up to 4 MB of text, unless one request has more.
+				text_size := text_size + coalesce((SELECT octet_length(k.request::text) + coalesce(octet_length(k.recovery_state::text), 0)
+					FROM @S@.idem_keys AS k WHERE k.key = candidate.key AND k.scope = candidate.scope), 0);
+				IF taken > 0 AND text_size > 4000000 THEN
+					RAISE SQLSTATE 'IDR00';
+				END IF;
+			EXCEPTION WHEN SQLSTATE 'IDR00' THEN
+				-- The rollback of the subtransaction releases the row.
+				EXIT;
+			END;
 			new_token := @S@.idem_p_next_token(candidate.claim_token);
 			UPDATE @S@.idem_keys AS k SET
 					claim_token = new_token, state = 'started', attempt = k.attempt + 1, error = NULL,
