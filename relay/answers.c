@@ -13,8 +13,8 @@
  * attempt, so they cannot change a message that another relay has taken.
  *
  * After a failover, the server can lack the last transactions, and give the
- * ids of the messages that it has lost to others.  So the relay gives no answer
- * about messages that a server with another timeline had.
+ * ids of the messages that it has lost to others.  So the relay gives no
+ * answer about messages that a server with another timeline had.
  *
  * A call does not wait long for a row that another transaction has locked.
  * The messages of such a call are then answered one by one.  A message whose
