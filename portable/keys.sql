@@ -229,21 +229,34 @@ COMMENT ON FUNCTION @S@.idem_p_remember_claim(bigint) IS
 -- the lock table.  It keeps a shared lock (482) instead, and the lock of the key only
 -- while it draws and writes the token.  While a transaction has that shared lock, all
 -- claims insert new keys here, because the insertion might have to wait for that transaction.
--- The lock of the key belongs to the session, so that it can be released.
+-- The lock of the key belongs to the session, so that it can be released.  If the shared
+-- lock is refused, a transaction keeps the locks of some hundred keys and then continues
+-- without it, because any role could hold it to let batches fill the lock table.
+--
+-- The insertion gives up a wait of a millisecond.  If it waited for a transaction that has
+-- the key, the context of the error begins with a line that has the place of the row, as
+-- (3,14), in all languages of the server.  Otherwise it waited for something else, for
+-- example for another session that extends the table, and tries again.
 CREATE FUNCTION @S@.idem_p_insert_claim(p_scope text, p_key text, number int, hash bytea, p_ttl interval, p_lease interval, p_request jsonb)
 RETURNS @S@.idem_claim_result
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
 	timeout CONSTANT text := current_setting('lock_timeout');
+	-- In milliseconds
+	longest_wait int := 1;
+	context text;
 	clock timestamptz;
 	is_held boolean := false;
 	result @S@.idem_claim_result;
 BEGIN
-	BEGIN
-		-- A rollback does not release the lock, so a cancel must not find it held outside of this block.
-		is_held := pg_try_advisory_lock(478, number);
-		IF is_held THEN
+	LOOP
+		BEGIN
+			-- A rollback does not release the lock, so a cancel must not find it held outside of this block.
+			is_held := pg_try_advisory_lock(478, number);
+			IF NOT is_held THEN
+				RETURN NULL;
+			END IF;
 			result.claim_token := nextval('@S@.idem_claim_tokens');
 			clock := clock_timestamp();
 			result.outcome := 'new';
@@ -251,8 +264,7 @@ BEGIN
 			result.expires_at := clock + coalesce(p_ttl, @S@.idem_p_setting('default_ttl')::float8 * '1 ms'::interval);
 			result.lease_expires_at := least(result.expires_at, clock + coalesce(p_lease,
 				least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval));
-			-- The shortest wait for another transaction
-			PERFORM set_config('lock_timeout', '1', true);
+			PERFORM set_config('lock_timeout', longest_wait::text, true);
 			INSERT INTO @S@.idem_keys AS k (claim_token, created_at, lease_expires_at, resume_at, expires_at, attempt,
 					state, scope, key, request_hash, request)
 				VALUES (result.claim_token, clock, result.lease_expires_at, CASE WHEN p_request IS NOT NULL THEN result.lease_expires_at END,
@@ -263,16 +275,20 @@ BEGIN
 			END IF;
 			PERFORM set_config('lock_timeout', timeout, true);
 			is_held := NOT pg_advisory_unlock(478, number);
-		END IF;
-	EXCEPTION
-		WHEN lock_not_available THEN
-			is_held := is_held AND NOT pg_advisory_unlock(478, number);
-			result := NULL;
-		WHEN OTHERS OR query_canceled THEN
-			is_held := is_held AND NOT pg_advisory_unlock(478, number);
-			RAISE;
-	END;
-	RETURN result;
+			RETURN result;
+		EXCEPTION
+			WHEN lock_not_available THEN
+				is_held := is_held AND NOT pg_advisory_unlock(478, number);
+				GET STACKED DIAGNOSTICS context = PG_EXCEPTION_CONTEXT;
+				IF context ~ '^[^\n]*[0-9]+, ?[0-9]+' THEN
+					RETURN NULL;
+				END IF;
+			WHEN OTHERS OR query_canceled THEN
+				is_held := is_held AND NOT pg_advisory_unlock(478, number);
+				RAISE;
+		END;
+		longest_wait := least(longest_wait * 2, 1000000);
+	END LOOP;
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_insert_claim(text, text, int, bytea, interval, interval, jsonb) IS
@@ -673,7 +689,8 @@ BEGIN
 				PERFORM @S@.idem_p_check_new_key(key);
 			END IF;
 			claims := current_setting(@S@.idem_p_claims_setting(), true);
-			is_crowded := (length(claims) > 1000 OR starts_with(claims, '>')) AND pg_try_advisory_xact_lock_shared(482, 0);
+			is_crowded := (length(claims) > 1000 OR starts_with(claims, '>'))
+				AND (pg_try_advisory_xact_lock_shared(482, 0) OR starts_with(claims, '>'));
 			IF is_crowded IS NOT TRUE THEN
 				-- One statement, for speed.  Look for the lock 482 before taking the lock of the key, because
 				-- this keeps it if it inserts nothing, and after it, because a transaction without locks
@@ -1267,17 +1284,24 @@ BEGIN
 			IF candidate.state NOT IN ('started', 'failed') THEN
 				RAISE EXCEPTION USING ERRCODE = 'XX001', MESSAGE = 'unrecognized state in table "idem_keys"';
 			END IF;
-			-- A result has up to 4 MB of text, unless one request has more.
-			text_size := text_size + coalesce((SELECT octet_length(k.request::text) + coalesce(octet_length(k.recovery_state::text), 0)
-				FROM @S@.idem_keys AS k WHERE k.key = candidate.key AND k.scope = candidate.scope), 0);
-			EXIT WHEN taken > 0 AND text_size > 4000000;
-			-- CASE, so that no index but that of the keys is used, whatever the statistics are.
-			PERFORM FROM @S@.idem_keys AS k
-				WHERE k.key = candidate.key AND k.scope = candidate.scope
-					AND CASE WHEN k.resume_at <= clock AND k.expires_at > clock AND k.attempt < attempts_allowed
-						THEN k.claim_token = candidate.claim_token END
-				FOR NO KEY UPDATE SKIP LOCKED;
-			CONTINUE WHEN NOT FOUND;
+			BEGIN
+				-- CASE, so that no index but that of the keys is used, whatever the statistics are.
+				PERFORM FROM @S@.idem_keys AS k
+					WHERE k.key = candidate.key AND k.scope = candidate.scope
+						AND CASE WHEN k.resume_at <= clock AND k.expires_at > clock AND k.attempt < attempts_allowed
+							THEN k.claim_token = candidate.claim_token END
+					FOR NO KEY UPDATE SKIP LOCKED;
+				CONTINUE WHEN NOT FOUND;
+				-- A result has up to 4 MB of text, unless one request has more.
+				text_size := text_size + coalesce((SELECT octet_length(k.request::text) + coalesce(octet_length(k.recovery_state::text), 0)
+					FROM @S@.idem_keys AS k WHERE k.key = candidate.key AND k.scope = candidate.scope), 0);
+				IF taken > 0 AND text_size > 4000000 THEN
+					RAISE SQLSTATE 'IDR00';
+				END IF;
+			EXCEPTION WHEN SQLSTATE 'IDR00' THEN
+				-- The rollback of the subtransaction releases the row.
+				EXIT;
+			END;
 			new_token := @S@.idem_p_next_token(candidate.claim_token);
 			UPDATE @S@.idem_keys AS k SET
 					claim_token = new_token, state = 'started', attempt = k.attempt + 1, error = NULL,

@@ -359,7 +359,8 @@ BEGIN
 		clock := clock_timestamp();
 		-- The due messages: the first ones of their keys, and others, which are parked.  The search for the
 		-- first one can pass many messages of open transactions, so it is made once for each key.
-		SELECT array_agg(d.id) FILTER (WHERE d.is_head), array_agg(d.key_hash) FILTER (WHERE d.is_head),
+		SELECT array_agg(d.id ORDER BY d.available_at, d.id) FILTER (WHERE d.is_head),
+				array_agg(d.key_hash ORDER BY d.available_at, d.id) FILTER (WHERE d.is_head),
 				bool_or(d.is_head AND d.is_exhausted), array_agg(d.id) FILTER (WHERE NOT d.is_head),
 				array_agg(DISTINCT d.key_hash) FILTER (WHERE NOT d.is_head), count(*), max(d.available_at)
 			INTO heads, head_lanes, any_exhausted, behind, lanes, seen, last
@@ -374,8 +375,7 @@ BEGIN
 							AND (topics IS NULL OR o.topic = ANY (topics))
 							-- Not an anti-join, so that the order of the index is kept
 							AND (o.key_hash IS NULL OR o.key_hash NOT IN (SELECT p.lane FROM unnest(passed) AS p (lane)))
-						ORDER BY o.available_at LIMIT wanted::bigint + page) AS c) AS p
-				ORDER BY p.available_at, p.id OFFSET 0) AS d;
+						ORDER BY o.available_at LIMIT wanted::bigint + page) AS c) AS p OFFSET 0) AS d;
 		-- A call that holds the head of a lane owns the lane.
 		ids := NULL;
 		IF any_exhausted THEN

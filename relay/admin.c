@@ -211,7 +211,7 @@ read_config(int argc, char **argv, const char **values, bool *all)
 			rest[count++] = argv[i];
 	}
 	rest[0] = argv[0];
-	config = relay_config_read(count, rest);
+	config = relay_config_read(count, rest, 0);
 	free(rest);
 	if (config->nfaults > 0)
 		relay_exit(RELAY_CONFIG, "the configuration has %d fault(s)",

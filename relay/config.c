@@ -24,6 +24,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "config.h"
 #include "memory.h"
@@ -72,7 +73,7 @@ static const struct
 	{RELAY_BYTES, "MB", 1 << 20}, {RELAY_BYTES, "GB", 1 << 30},
 };
 
-static void read_file(RelayConfig *config, const char *path);
+static void read_file(RelayConfig *config, const char *path, int copy);
 static bool has_secret(const char *line);
 static void read_line(RelayConfig *config, RelaySection **section, char *line,
 					  const char *where);
@@ -92,11 +93,12 @@ static char *trim(char *string);
 /*
  * Read the file that an option --config names, then all other options, and
  * check the settings before all sections.  The sections' settings are not
- * checked yet.  Returns a configuration even if it has faults.  The caller
- * releases it with relay_config_free().
+ * checked yet.  If "copy" is not 0, it is the descriptor of a file to read
+ * instead of the one that the option names.  Returns a configuration even if
+ * it has faults.  The caller releases it with relay_config_free().
  */
 RelayConfig *
-relay_config_read(int argc, char **argv)
+relay_config_read(int argc, char **argv, int copy)
 {
 	RelayConfig *config = relay_alloc(sizeof(RelayConfig));
 	RelaySection *section = relay_alloc(sizeof(RelaySection));
@@ -108,7 +110,7 @@ relay_config_read(int argc, char **argv)
 	for (i = 1; i < argc; i++)
 	{
 		if (strncmp(argv[i], "--config=", 9) == 0)
-			read_file(config, argv[i] + 9);
+			read_file(config, argv[i] + 9, copy);
 	}
 	for (i = 1; i < argc; i++)
 	{
@@ -131,13 +133,13 @@ relay_config_read(int argc, char **argv)
 }
 
 /*
- * Read the settings of a file.
+ * Read the settings of a file, or of its copy if that is not 0.
  */
 static void
-read_file(RelayConfig *config, const char *path)
+read_file(RelayConfig *config, const char *path, int copy)
 {
 	RelayText  *where = relay_text_new();
-	FILE	   *file = fopen(path, "r");
+	FILE	   *file = copy ? fdopen(dup(copy), "r") : fopen(path, "r");
 	RelaySection *section = config->main;
 	char	   *line = NULL;
 	size_t		size = 0;
@@ -145,6 +147,8 @@ read_file(RelayConfig *config, const char *path)
 	bool		secret = false;
 	struct stat status;
 
+	if (file && copy)
+		rewind(file);
 	while (file && getline(&line, &size, file) >= 0)
 	{
 		relay_text_clear(where);

@@ -67,7 +67,7 @@ typedef struct RelayConfig
 
 extern const RelaySettingDef relay_main_settings[];
 
-extern RelayConfig *relay_config_read(int argc, char **argv);
+extern RelayConfig *relay_config_read(int argc, char **argv, int copy);
 extern void relay_config_free(RelayConfig *config);
 extern void relay_config_check(RelayConfig *config,
 							   const RelaySection *section);

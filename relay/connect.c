@@ -43,7 +43,7 @@ void
 relay_connect(RelaySink *sink)
 {
 	RelayConnecting *connecting = relay_alloc(sizeof(RelayConnecting));
-	pthread_t	thread;
+	pthread_t	thread = 0;
 	int			error;
 
 	connecting->sink = sink;

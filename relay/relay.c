@@ -12,16 +12,23 @@
  *	SIGHUP				stop in the same way, and start again with the new
  *						configuration, unless that has a fault
  *
+ * The file can become faulty until the new program reads it.  So that gets a
+ * copy of what was checked.  SIGHUP while the relay stops makes another copy.
+ *
  * The caller owns the Relay, which owns all other state.  main.c calls these
  * functions once each.
  *
  *-------------------------------------------------------------------------
  */
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "clock.h"
@@ -35,14 +42,19 @@
 /* As many descriptors as the relay uses, if it is allowed to. */
 #define DESCRIPTORS	65536
 
-/* Set in the environment of a relay that starts again after SIGHUP. */
+/*
+ * Set in the environment of a relay that starts again after SIGHUP: the
+ * descriptor of the copy of the configuration, or 0.
+ */
 #define RESTARTED	"IDEM_RELAY_RESTARTED"
 
 static void raise_limit(void);
 static void work(Relay *relay, int64_t now);
 static bool can_end(Relay *relay, int64_t now);
 static void signalled(void *argument, int fd, int events);
-static bool is_valid(const Relay *relay);
+static bool is_valid(Relay *relay);
+static int	copy_config(const Relay *relay);
+static bool copy_text(int from, int to);
 static void check_schedules(const Relay *relay);
 static bool check_privileges(const Relay *relay);
 
@@ -60,10 +72,10 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 {
 	RelayConfig *config;
 	const RelaySection *settings;
-	bool		restarted = getenv(RESTARTED) != NULL && !check_only;
+	const char *restarted = check_only ? NULL : getenv(RESTARTED);
+	int			copy = restarted ? (int) strtol(restarted, NULL, 10) : 0;
 	bool		reached;
 
-	unsetenv(RESTARTED);
 	relay->argc = argc;
 	relay->argv = argv;
 	(void) !readlink("/proc/self/exe", relay->program,
@@ -78,7 +90,13 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 
 	raise_limit();
 	relay_loop_begin(&relay->loop);
-	config = relay->config = relay_config_read(argc, argv);
+	/* Versions without a copy have set another number. */
+	if (copy <= STDERR_FILENO)
+		copy = 0;
+	config = relay->config = relay_config_read(argc, argv, copy);
+	if (copy)
+		close(copy);
+	unsetenv(RESTARTED);
 	settings = config->main;
 	relay_log_as_json(strcmp(relay_section_text(settings, "log_format"),
 							 "json") == 0);
@@ -123,9 +141,9 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 }
 
 /*
- * Raise the soft limit on descriptors, which is 1024 by default.  Endpoints that
- * do not answer occupy one for each request, and the other sinks need theirs.
- * Commands inherit the limit.
+ * Raise the soft limit on descriptors, which is 1024 by default.  Endpoints
+ * that do not answer occupy one for each request, and the other sinks need
+ * theirs.  Commands inherit the limit.
  */
 static void
 raise_limit(void)
@@ -272,8 +290,14 @@ signalled(void *argument, int fd, int events)
 	{
 		bool		reload = info.ssi_signo == SIGHUP;
 
-		if (reload && (relay->phase != RELAY_RUNNING || !is_valid(relay)))
-			continue;
+		if (reload)
+		{
+			bool		begun = relay->phase != RELAY_RUNNING;
+
+			/* A second one replaces the copy.  SIGTERM comes first. */
+			if ((begun && !relay->restart) || !is_valid(relay) || begun)
+				continue;
+		}
 		if (relay->phase == RELAY_RUNNING)
 		{
 			relay_log(RELAY_INFO, reload ? "reloading" : "stopping");
@@ -290,13 +314,14 @@ signalled(void *argument, int fd, int events)
 }
 
 /*
- * Return whether the configuration file and the options have no fault now.
- * The configuration in use does not change.
+ * Return whether the configuration file and the options have no fault now, and
+ * keep a copy of the file if so.  The configuration in use does not change.
  */
 static bool
-is_valid(const Relay *relay)
+is_valid(Relay *relay)
 {
-	RelayConfig *config = relay_config_read(relay->argc, relay->argv);
+	int			copy = copy_config(relay);
+	RelayConfig *config = relay_config_read(relay->argc, relay->argv, copy);
 	RelayRouting routing = {0};
 	bool		valid;
 
@@ -309,7 +334,70 @@ is_valid(const Relay *relay)
 	if (!valid)
 		relay_log(RELAY_ERROR, "the configuration has errors; the relay "
 				  "keeps the old one");
+	else
+	{
+		int			old = relay->copy;
+
+		relay->copy = copy;
+		copy = old;
+	}
+	if (copy)
+		close(copy);
 	return valid;
+}
+
+/*
+ * Return the descriptor of a copy of the configuration file, or 0 if there is
+ * not exactly one file, or it cannot be copied.
+ */
+static int
+copy_config(const Relay *relay)
+{
+	const char *path = NULL;
+	struct stat status;
+	int			from;
+	int			copy;
+	int			i;
+
+	for (i = 1; i < relay->argc; i++)
+	{
+		if (strncmp(relay->argv[i], "--config=", 9) != 0)
+			continue;
+		if (path)
+			return 0;
+		path = relay->argv[i] + 9;
+	}
+	from = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+	if (from < 0)
+		return 0;
+	copy = memfd_create("configuration", MFD_CLOEXEC);
+	/* The mode is checked, too. */
+	if (copy >= 0 &&
+		(fstat(from, &status) != 0 || !copy_text(from, copy) ||
+		 fchmod(copy, status.st_mode & 0777) != 0))
+	{
+		close(copy);
+		copy = -1;
+	}
+	close(from);
+	return copy < 0 ? 0 : copy;
+}
+
+/*
+ * Append all of one file to another.  Returns false if that fails.
+ */
+static bool
+copy_text(int from, int to)
+{
+	char		buffer[4096];
+	ssize_t		length;
+
+	while ((length = read(from, buffer, sizeof(buffer))) > 0)
+	{
+		if (write(to, buffer, (size_t) length) != length)
+			return false;
+	}
+	return length == 0;
 }
 
 /*
@@ -323,6 +411,7 @@ relay_end(Relay *relay)
 	int			held = relay->queue.count +
 		relay_completers_held(relay->completers);
 	int			status = held > 0 ? RELAY_UNANSWERED : RELAY_DONE;
+	char		copy[16];
 	bool		connecting;
 
 	relay_dispatch_abandon(&relay->routing);
@@ -343,9 +432,12 @@ relay_end(Relay *relay)
 	}
 	if (relay->restart && relay->phase != RELAY_ABANDONED)
 	{
-		setenv(RESTARTED, "1", 1);
+		snprintf(copy, sizeof(copy), "%d", relay->copy);
+		setenv(RESTARTED, copy, 1);
 		/* Libraries have sockets that would stay open in the new program. */
 		(void) close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
+		if (relay->copy)
+			(void) fcntl(relay->copy, F_SETFD, 0);
 		/* The path has the new program after an upgrade. */
 		execv(relay->program, relay->argv);
 		execv("/proc/self/exe", relay->argv);

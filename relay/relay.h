@@ -41,6 +41,8 @@ typedef struct Relay
 	int64_t		last_sign;		/* of life, for systemd */
 	RelayPhase	phase;
 	bool		restart;		/* run the program again at the end */
+	int			copy;			/* descriptor of the configuration to start
+								 * again with; 0: none */
 	int64_t		stop_timeout;
 	int64_t		stop_at;		/* when deliveries end at the latest */
 } Relay;

@@ -12,13 +12,14 @@
  * deferred if it was certainly not written, and failed otherwise.
  *
  * A broker refuses a whole batch if one of its messages is invalid, or if the
- * batch is too large.  So the messages of a refused batch are sent again through
- * a second producer, whose batches have one message each.  Only its refusals
- * count.  From then on, messages that have failed before go there at once.
+ * batch is too large.  So the messages of a refused batch are sent again
+ * through a second producer, whose batches have one message each.  Only its
+ * refusals count.  From then on, messages that have failed before go there at
+ * once.
  *
  * librdkafka forgets a topic only with its producer, and needs about 10 kB for
- * each.  After MAX_TOPICS, the sink makes a new producer.  The old one ends when
- * it has reported the outcome of all of its messages.
+ * each.  After MAX_TOPICS, the sink makes a new producer.  The old one ends
+ * when it has reported the outcome of all of its messages.
  *
  * The sink's "state" is a Kafka, which owns the producers.  The callers are
  * sinks.c, dispatch.c and sink.c, through the RelaySinkType.
@@ -241,7 +242,8 @@ make_producer(RelaySink *sink, bool single, char *why, size_t size)
 }
 
 /*
- * Release a producer that the loop does not watch.  Its messages get no report.
+ * Release a producer that the loop does not watch.  Its messages get no
+ * report.
  */
 static void
 free_producer(Producer *producer)
@@ -349,11 +351,11 @@ find_producer(RelaySink *sink, const RelayMessage *message, char *why,
 	bool		single = message->apart ||
 		(kafka->singles && message->failures > 0);
 	Producer  **current = single ? &kafka->singles : &kafka->batches;
-	Producer   *producer;
+	Producer   *producer = *current;
 
-	if (*current &&
-		((*current)->ntopics < MAX_TOPICS || kafka->nold >= MAX_OLD))
-		return *current;
+	if (producer &&
+		(producer->ntopics < MAX_TOPICS || kafka->nold >= MAX_OLD))
+		return producer;
 	producer = make_producer(sink, single, why, size);
 	if (!producer)
 		return NULL;

@@ -9,12 +9,14 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
 import amqp
+from endpoint import Endpoint
 from proxies import Cutter, Gate
 from world import PROGRAM, Broken, World, deaf_port, equal, expect, free_port, until
 
@@ -160,6 +162,34 @@ def reloads(world):
     world.all_acked(2)
     equal('the status', relay.stop(), 0)
     equal('data', json.loads(relay.lines()[1])['data'], 2)
+
+
+def reloads_what_was_checked(world):
+    """The file changes while the relay stops."""
+    path = os.path.join(world.directory, 'checked.conf')
+    goes_on = threading.Event()
+    endpoint = Endpoint(lambda request, number: goes_on.wait(60) and (204, {}, b''))
+
+    def write(more):
+        with open(path, 'w') as file:
+            file.write('stop_timeout = 1min\n[w]\nsink = webhook\ntimeout = 1min\nurl = %s\n%s\n' % (endpoint.url, more))
+
+    write('topics = t')
+    relay = world.relay('--config=' + path).started()
+    world.publish('t')
+    until('it is in flight', lambda: endpoint.requests)
+    write('topics = u')
+    relay.signal(signal.SIGHUP)
+    until('it reloads', lambda: 'reloading' in relay.said())
+    write('colour = red')
+    relay.signal(signal.SIGHUP)
+    until('it reports the fault', lambda: 'the configuration has errors' in relay.said())
+    goes_on.set()
+    world.publish('u')
+    world.all_acked(2)
+    relay.signal(signal.SIGHUP)
+    until('it reports the fault again', lambda: relay.said().count('the configuration has errors') == 2)
+    equal('the status', relay.stop(), 0)
 
 
 def reloads_twice(world):
@@ -541,6 +571,7 @@ TESTS = [
     ('SIGTERM: what does not end in time is given back', stops_in_time),
     ('SIGTERM: a relay that sleeps ends at once', stops_asleep),
     ('SIGHUP: a new configuration, unless it has a fault', reloads),
+    ('SIGHUP: the configuration that was checked is used, even if the file changes', reloads_what_was_checked),
     ('SIGHUP: a second one can follow at any time', reloads_twice),
     ('SIGHUP while the database is away: the relay waits for it', reloads_without_database),
     ('systemd is told', tells_systemd),

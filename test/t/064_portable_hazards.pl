@@ -227,7 +227,47 @@ is( by('tenant', 'shop', q{SET statement_timeout = '30 s'; SELECT outcome FROM i
 	'in_progress', 'a claim of a key of a large batch that is not committed does not wait');
 $batch->run('ROLLBACK');
 is(by('tenant', 'shop', q{SELECT outcome FROM idem_claim('s', 'large-batch-100500')}), 'new', 'and gets the key after its rollback');
-$batch->quit;
+
+# Beside such a batch, only a wait for a transaction that has the key makes it in progress.
+by('installer', 'shop', q{
+	CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW; END';
+	CREATE TRIGGER slow BEFORE INSERT ON idem_keys FOR EACH ROW EXECUTE FUNCTION slow();});
+my ($locker, $claimant) = map { session($node, 'shop') } 1 .. 2;
+$batch->run('SELECT pg_advisory_lock_shared(482, 0)');
+$locker->run('BEGIN; SELECT pg_advisory_xact_lock(1)');
+$claimant->send(q{SELECT outcome FROM idem.idem_claim('s', 'claim-with-another-wait')});
+$locker->run('SELECT pg_sleep(0.2); COMMIT');
+is($claimant->result, 'new', 'a claim that waits for something else is new');
+by('installer', 'shop', 'DROP FUNCTION slow CASCADE');
+$_->quit foreach $locker, $batch;
+my @batches = map { session($node, 'shop') } 1 .. 4;
+$batches[$_]->send("SELECT outcome, count(*) FROM idem.idem_claim_many('s', ARRAY(SELECT 'beside-other-$_-' || n FROM generate_series(100001, 101200) AS g (n))) GROUP BY 1") foreach 0 .. 3;
+my $count = grep { $claimant->run("SELECT outcome FROM idem.idem_claim('s', 'beside-batches-$_')") eq 'new' } 101 .. 150;
+is($count, 50, 'claims beside large batches of other keys are new');
+is(join(' ', map { $_->result } @batches), join(' ', ('new|1200') x 4), 'and so are all keys of the batches');
+$_->quit foreach $claimant, @batches;
+
+# Another role takes the lock that stands for such batches.
+my ($large, $stranger) = map { session($node, 'shop') } 1 .. 2;
+$stranger->run('SET ROLE tenant; SELECT pg_advisory_lock(482, 0)');
+$large->run(q{SET search_path = idem; BEGIN});
+is( $large->run(q{SELECT outcome, count(*) FROM idem_claim_many('s', ARRAY(SELECT 'other-lock-' || n FROM generate_series(100001, 101500) AS g (n))) GROUP BY 1}),
+	'new|1500', 'a large batch can do without that lock');
+is( $large->run(q{SELECT count(*) < 1000 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()}), 't', 'and does not fill the lock table');
+is( by('tenant', 'shop', q{SET statement_timeout = '30 s'; SELECT outcome FROM idem_claim('s', 'other-lock-101500')}), 'in_progress', 'a claim of its last key does not wait');
+$_->quit foreach $large, $stranger;
+
+#
+# A large request that another transaction holds
+#
+by('installer', 'shop', q{
+	INSERT INTO idem_keys (claim_token, created_at, lease_expires_at, resume_at, expires_at, attempt, state, scope, key, request)
+		SELECT n, now(), now(), now() + n * '1 us'::interval, now() + '1 h', 1, 'started', 'resumed', n, to_jsonb(repeat('x', CASE n WHEN 2 THEN 5000000 ELSE 1 END))
+			FROM generate_series(1, 3) AS n;});
+my $worker = session($node, 'shop');
+$worker->run(q{BEGIN; SELECT FROM idem.idem_keys WHERE scope = 'resumed' AND key = '2' FOR UPDATE});
+is(by('installer', 'shop', q{SELECT string_agg(key, ',') FROM idem_resume(scopes => '{resumed}')}), '1,3', 'its size does not limit what idem_resume returns');
+$worker->quit;
 
 #
 # Canceled claims

@@ -93,27 +93,19 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
    */
   async #commit(open: OpenTransaction<Tx>): Promise<string> {
     const wire = (open.client as { connection?: EventEmitter } | undefined)?.connection
-    if (typeof wire?.on === 'function') {
-      let tag = ''
-      const note = ({ text }: { text: string }): void => { tag = text }
-      wire.on('commandComplete', note)
-      this.#open = undefined
-      try {
-        await open.commit()
-      } finally {
-        wire.removeListener('commandComplete', note)
-      }
-      return tag
-    }
-    if (open.reportsRollback) {
-      this.#open = undefined
-      await open.commit()
-      return 'COMMIT'
-    }
-    const [begun] = await this.adapter.query('SELECT pg_catalog.pg_current_xact_id()::text AS id', [], open.tx)
+    const isShown = typeof wire?.on === 'function'
+    const [begun] = isShown || open.reportsRollback ? [] : await this.adapter.query('SELECT pg_catalog.pg_current_xact_id()::text AS id', [], open.tx)
+    let tag = isShown ? '' : 'COMMIT'
+    const note = ({ text }: { text: string }): void => { tag = text }
+    if (isShown) wire.on('commandComplete', note)
     this.#open = undefined
-    await open.commit()
-    const [ended] = await this.adapter.query('SELECT pg_catalog.pg_xact_status($1::text::xid8) AS status', [begun!['id']!])
+    try {
+      await open.commit()
+    } finally {
+      wire?.removeListener?.('commandComplete', note)
+    }
+    if (!begun) return tag
+    const [ended] = await this.adapter.query('SELECT pg_catalog.pg_xact_status($1::text::xid8) AS status', [begun['id']!])
     return ended!['status'] === 'committed' ? 'COMMIT' : 'ROLLBACK'
   }
 

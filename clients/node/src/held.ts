@@ -5,7 +5,7 @@
 import type { ServerResponse } from 'node:http'
 import type { Client, Response } from './client.js'
 import { Attempts } from './handlers.js'
-import { allowSuccess, alreadySent, ignoreLateCalls, refuseSuccess, refuseWaiting, serve, type HttpAnswer, type HttpOptions, type HttpRequest } from './http.js'
+import { allowSuccess, alreadySent, GRACE_MS, ignoreLateCalls, refuseSuccess, refuseWaiting, serve, type HttpAnswer, type HttpOptions, type HttpRequest } from './http.js'
 
 /** One run of a handler, for the methods that replace those of the response. */
 export interface Attempt {
@@ -29,6 +29,9 @@ export abstract class HeldResponse {
   /** Whether no success may be sent, because the work has not been committed. */
   isUndone = (): boolean => false
   readonly #attempts = new Attempts()
+  #tries = 0
+  /** Whether the response has been sent, apart from middleware that wraps end() and sends it later. */
+  protected isSent = false
 
   /** late has the objects with those of their methods that send or change the response, or the usual ones. */
   constructor(readonly raw: ServerResponse, readonly route: string, readonly late: readonly (readonly [object, (readonly string[])?])[]) {
@@ -44,10 +47,12 @@ export abstract class HeldResponse {
   /** Run the handler until it has both returned and answered. If silent() is true, it does not have to answer. */
   async run(handler: (fail: (error: unknown) => void, silent: () => boolean) => unknown, silent: () => boolean): Promise<Response | undefined> {
     this.reset()
+    if (this.#tries++ > 0) this.#ignoreLate()
     this.#attempts.add()
     this.#isHeld = true
     this.#done = false
     let sent: Response | undefined
+    let isOver = false
     await new Promise<void>((resolve, reject) => {
       let returned = false
       const hasAnswered = refuseWaiting(this.raw, this.route, () => returned, reject)
@@ -65,15 +70,25 @@ export abstract class HeldResponse {
           look()
         },
       })
+      // A stream whose client has gone never ends the response that it has begun.
+      const gone = (): void => void setTimeout(() => {
+        if (sent || isOver || this.#attempts.isLeftBehind()) return
+        if (this.raw.headersSent || this.raw.hasHeader('content-length')) reject(new Error(`the client of ${this.route} has gone before the response was whole`))
+        else gone()
+      }, GRACE_MS)
       const done = (value: unknown, isPromised: boolean): void => {
+        if (this.#attempts.isLeftBehind()) return
         returned = true
         take(value, isPromised)
         look()
+        if (sent || silent()) return
+        if (this.raw.destroyed) gone()
+        else this.raw.once('close', gone)
       }
       const made = handler(reject, silent) as PromiseLike<unknown> | undefined
       if (typeof made?.then === 'function' && !this.late.some(([target]) => target === made)) made.then((value) => done(value, true), reject)
       else done(made, false)
-    })
+    }).finally(() => { isOver = true })
     this.#done = true
     return sent
   }
@@ -84,8 +99,14 @@ export abstract class HeldResponse {
     this.#isHeld = false
     if (this.isUndone()) refuseSuccess(this.raw, this.route)
     this.isUndone = () => false
-    if (!this.#done) for (const [target, names] of this.late) ignoreLateCalls(target, this.#attempts, names)
+    if (!this.#done) this.#ignoreLate()
     this.#done = true
+  }
+
+  /** A callback of pg runs outside of its handler's context, so after the end, all calls are late. */
+  #ignoreLate(): void {
+    const isLate = (name: string): boolean => this.#attempts.isLeftBehind() || this.raw.writableEnded || (this.isSent && /^(write|end|statusCode)$/.test(name))
+    for (const [target, names] of this.late) ignoreLateCalls(target, isLate, names)
   }
 }
 
@@ -97,6 +118,9 @@ interface Route {
   /** After the last run. */
   over?(): void
 }
+
+/** Whether the guard itself has answered. No late call of the handler can make a success of it. */
+export const isRefusal = ({ first, headers }: HttpAnswer): boolean => !first && headers['Idempotent-Replayed'] === undefined
 
 /** Serves a request of a guarded route. Returns the response, which is not sent yet. */
 export async function answerOf(client: Client<any>, request: HttpRequest & { native: any }, options: HttpOptions<any>, kind: 'request' | 'job', held: HeldResponse,
@@ -116,7 +140,7 @@ export async function answerOf(client: Client<any>, request: HttpRequest & { nat
       // The last step's response is the one that is stored.
       return whole = isFinished() ? undefined : sent
     })
-    held.isUndone = () => false
+    if (!isRefusal(answer)) held.isUndone = () => false
     // The handler's own response has headers that are not stored, and its body can be too large to be stored.
     return answer.first && whole ? { first: true, status: whole.status, headers: whole.headers ?? {}, body: whole.body as Buffer } : answer
   } finally {

@@ -12,7 +12,6 @@ import {
   ActionIdAhead, asIdempotencyError, ClaimLost, ClaimNotFound, InProgress, KeyExpired, KeyInvalid, KeyReused, RateLimited, ScopeMoving, StreamingRefused,
   sqlstateOf, TimedOut,
 } from './errors.js'
-import type { Attempts } from './handlers.js'
 import type { Lease, RequestIdentity, Timeout, Ttl, Wait } from './functions.js'
 import { checkedNames, describe, headers as headerDocument, type Headers } from './values.js'
 
@@ -364,16 +363,21 @@ export function seemsSent(target: object, ...names: string[]): void {
   for (const name of names) Object.defineProperty(target, name, { configurable: true, value: true })
 }
 
-/** Ignores calls of an earlier try's handler, because the response belongs to another try. */
-export function ignoreLateCalls(target: any, attempts: Attempts, names: readonly string[] = [...SENDING_METHODS, ...HEADER_METHODS]): void {
+/** Ignores late calls of a handler, because the response belongs to another try, or has been sent. */
+export function ignoreLateCalls(target: any, isLate: (name: string) => boolean, names: readonly string[] = [...SENDING_METHODS, ...HEADER_METHODS]): void {
   for (const name of names) {
     const real = target[name] as ((...given: unknown[]) => unknown) | undefined
-    if (real) target[name] = (...given: unknown[]) => (attempts.isLeftBehind() ? target : real.apply(target, given))
+    if (real) target[name] = (...given: unknown[]) => (isLate(name) ? target : real.apply(target, given))
   }
+  if (!Object.hasOwn(target, 'statusCode')) return
+  let status: unknown = target.statusCode
+  Object.defineProperty(target, 'statusCode', {
+    configurable: true, enumerable: true, get: () => status, set: (given) => { if (!isLate('statusCode')) status = given },
+  })
 }
 
 /** A handler that listens for the end of its response waits for it, or only for its own work. */
-const GRACE_MS = 1000
+export const GRACE_MS = 1000
 
 /**
  * Returns a function to call when the handler has answered. The response is sent
@@ -404,21 +408,34 @@ export function refuseSuccess(response: ServerResponse, route: string): void {
     undo()
   })
   const target = response as unknown as Record<string, (...given: unknown[]) => unknown>
-  const end = target['end']!
-  let refused = false
-  for (const name of names) {
+  const { writeHead, end } = target
+  let body: string | undefined
+  let isEnded = false
+  const refuse = (): void => {
+    console.error(`pg-idempotency: ${route} was rolled back, and the application answered ${response.statusCode}: 500 was sent`)
+    for (const header of response.getHeaderNames()) response.removeHeader(header)
+    const said = problem('rolled-back', 'Rolled back', 500, 'The request failed, and its work was rolled back.')
+    response.statusCode = said.status
+    for (const [header, value] of Object.entries(said.headers)) response.setHeader(header, value)
+    body = said.body
+  }
+  const isSuccess = (status: number): boolean => !response.headersSent && status >= 200 && status <= 299
+  // Node's own end() calls it, too, so it always sends a head.
+  target['writeHead'] = (...given) => {
+    if (!isSuccess(Number(given[0]))) return writeHead!.apply(response, given)
+    response.statusCode = Number(given[0])
+    refuse()
+    // The body is the one above, or that of the end() that calls this.
+    response.removeHeader('content-length')
+    return writeHead!.call(response, 500)
+  }
+  for (const name of ['flushHeaders', 'write', 'end']) {
     const real = target[name]!
     target[name] = (...given) => {
-      if (refused) return name === 'write' ? true : response
-      const status = name === 'writeHead' ? Number(given[0]) : response.statusCode
-      if (response.headersSent || status < 200 || status > 299) return real.apply(response, given)
-      console.error(`pg-idempotency: ${route} was rolled back, and the application answered ${status}: 500 was sent`)
-      for (const header of response.getHeaderNames()) response.removeHeader(header)
-      const said = problem('rolled-back', 'Rolled back', 500, 'The request failed, and its work was rolled back.')
-      response.statusCode = said.status
-      for (const [header, value] of Object.entries(said.headers)) response.setHeader(header, value)
-      end.call(response, said.body)
-      refused = true
+      if (body === undefined && isSuccess(response.statusCode)) refuse()
+      if (body === undefined) return real.apply(response, given)
+      if (!isEnded) end!.call(response, body)
+      isEnded = true
       return name === 'write' ? true : response
     }
   }

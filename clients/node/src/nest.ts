@@ -15,9 +15,9 @@ import { ApplicationConfig, Reflector } from '@nestjs/core'
 import { catchError, lastValueFrom, Observable, of, Subject, takeUntil, tap, type Subscriber } from 'rxjs'
 import { bodyOf, preparation, snapshotOf } from './body.js'
 import type { Client } from './client.js'
-import { answerOf } from './held.js'
+import { answerOf, isRefusal } from './held.js'
 import {
-  checkedClient, checkedOptions, ignoreLateCalls, isStream, keyOf, overrides, refuseSuccess, routeOptions, streamingRefused, type Context, type HttpOptions,
+  checkedClient, checkedOptions, ignoreLateCalls, isStream, keyOf, overrides, routeOptions, streamingRefused, type Context, type HttpOptions,
 } from './http.js'
 import { BufferedReply } from './reply.js'
 import { BufferedResponse } from './response.js'
@@ -143,10 +143,9 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
     })
     failures.delete(request)
     if (hasLeft || (outer.closed && !isEmitted)) return
-    const isRefused = !answer.first && answer.headers['Idempotent-Replayed'] === undefined
+    const isRefused = isRefusal(answer)
     if (!isEmitted) {
       if (isRefused) {
-        refuseSuccess(held.raw, route)
         for (const [name, value] of Object.entries(answer.headers)) response.header(name, value)
         throw new HttpException(JSON.parse(String(answer.body)) as object, answer.status)
       }
@@ -158,7 +157,7 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
     }
     held.send(answer.status, Object.entries(answer.headers), answer.body)
     // The outer interceptors can still be running.
-    if (isRefused) ignoreLateCalls(response, { isLeftBehind: () => true } as never, isFastify ? ['send', 'hijack'] : undefined)
+    if (isRefused) ignoreLateCalls(response, () => true, isFastify ? ['send', 'hijack'] : ['json', 'send', 'redirect', 'render', 'write', 'end'])
   }
   const ended = perform().catch((error: unknown) => {
     if (hasLeft) return

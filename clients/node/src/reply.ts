@@ -10,11 +10,16 @@ export class BufferedReply extends HeldResponse {
   readonly #before: Headers
   readonly #statusBefore: number
   readonly #takeBack: (() => void)[]
+  /** Other members that Fastify and its plugins keep in the reply, such as cookies. */
+  readonly #members: [symbol, unknown][]
+  readonly #phrase: string
 
   constructor(readonly reply: any, route: string) {
-    super(reply.raw, route, [[reply, ['send', 'hijack', 'trailer']], [reply.raw]])
+    super(reply.raw, route, [[reply, ['send', 'hijack', 'trailer', 'code', 'status', 'header', 'headers', 'removeHeader', 'type', 'serializer', 'redirect']], [reply.raw]])
     this.#before = lines(reply)
     this.#statusBefore = reply.statusCode
+    this.#phrase = reply.raw.statusMessage
+    this.#members = Object.getOwnPropertySymbols(reply).map((name) => [name, copied(reply[name])])
     this.#takeBack = [overrides(reply, REPLY_METHODS), responseOverrides(reply.raw)]
   }
 
@@ -28,6 +33,8 @@ export class BufferedReply extends HeldResponse {
 
   protected hold(attempt: Attempt): (value: unknown, isPromised: boolean) => void {
     const { reply, raw, route } = this
+    for (const [name, value] of this.#members) reply[name] = copied(value)
+    raw.statusMessage = this.#phrase
     let tell!: () => void
     const take = (payload: unknown): void => {
       if (payload instanceof Error) return attempt.fail(payload)
@@ -83,6 +90,8 @@ export function internal(object: any, description: string): any {
   const name = object && Object.getOwnPropertySymbols(object).find((symbol) => symbol.description === description)
   return name && object[name]
 }
+
+const copied = (value: unknown): unknown => (value instanceof Map ? new Map(value) : value)
 
 function lines(reply: any): Headers {
   const made: Headers = {}

@@ -143,6 +143,7 @@ export class BufferedResponse extends HeldResponse {
     try {
       if (!bodiless) res.setHeader('Content-Length', bytes.length)
       res.end(bodiless ? undefined : bytes)
+      this.isSent = true
     } catch (error) {
       // The answer of the error handler must not have the headers that caused the error.
       if (!res.headersSent) this.reset()

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from proxy import Proxy
 
-from pg_idempotency import Idempotency, Response, TimedOut, TransactionEnded, new_key
+from pg_idempotency import Idempotency, InProgress, Response, TimedOut, TransactionEnded, new_key
 
 django = pytest.importorskip("django")
 from django.conf import settings  # noqa: E402
@@ -151,6 +151,30 @@ def test_a_nested_atomic_is_a_savepoint(serve, Effect, effects):
 
     assert serve(view)(new_key()).status_code == 200
     assert (effects(kept), effects(undone)) == (1, 0)
+
+
+@pytest.mark.parametrize("error", ["40001", "in progress", "other"])
+def test_a_hook_that_fails_after_commit_is_not_a_failed_request(serve, Effect, effects, error):
+    """The view does not run again, and its client does not get a replay."""
+    key, runs = new_key(), []
+
+    def hook():
+        runs.append("hook")
+        if error == "40001":
+            connection.cursor().execute("DO $$BEGIN RAISE 'hook' USING ERRCODE = '40001'; END$$")
+        raise InProgress("of another request") if error == "in progress" else Failure
+
+    @guard()
+    def view(request):
+        runs.append("view")
+        Effect.objects.create(name=key)
+        transaction.on_commit(hook)
+        return HttpResponse(status=201)
+
+    send = serve(view)
+    first, again = send(key), send(key)
+    assert (first.status_code, replayed(first), again.status_code, replayed(again)) == (500, False, 201, True)
+    assert runs == ["view", "hook"] and effects(key) == 1
 
 
 @pytest.mark.parametrize("ends", ["raised", "answered", "denied", 503, 401, "swallowed", "set_rollback", "close", "pieces", "length"])

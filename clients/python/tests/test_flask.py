@@ -43,21 +43,32 @@ def again():
     g.idempotency.tx.execute("DO $$BEGIN RAISE 'again' USING ERRCODE = '40001'; END$$")
 
 
-def test_a_file_is_stored_whole(idem, tmp_path):
-    """Also if the first request asks for a range of it."""
+@pytest.mark.parametrize("headers", [{"Range": "bytes=2-4"}, {"If-None-Match": '"tag"'}], ids=["range", "fresh"])
+def test_a_file_is_stored_whole(idem, tmp_path, headers):
+    """Also if the first request asks for a range of it, or has a copy."""
     from flask import send_file
 
     (tmp_path / "file").write_bytes(b"0123456789")
     app, key = Flask(__name__), new_key()
 
+    @app.before_request
+    def before():
+        assert request.range or '"tag"' in str(request.if_none_match)
+
     @app.get("/o")
     @Guard(scope=lambda request: "u")
     def order():
-        return send_file(tmp_path / "file", conditional=True)
+        assert not request.range and not request.if_none_match
+        return send_file(tmp_path / "file", conditional=True, etag="tag")
 
     install(app, idem)
-    answers = [app.test_client().get("/o", headers={"Idempotency-Key": key, "Range": "bytes=2-4"}) for _ in range(2)]
+    answers = [app.test_client().get("/o", headers={"Idempotency-Key": key, **headers}) for _ in range(2)]
     assert [(one.status_code, one.data, replayed(one)) for one in answers] == [(200, b"0123456789", False), (200, b"0123456789", True)]
+
+
+def test_a_view_sees_the_condition_of_a_write(idem):
+    app = shop(idem, lambda: request.headers["If-None-Match"], methods=["PUT"])
+    assert app.test_client().put("/o", headers={"Idempotency-Key": new_key(), "If-None-Match": "*"}).text == "*"
 
 
 # Which requests are guarded

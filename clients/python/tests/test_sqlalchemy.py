@@ -256,6 +256,7 @@ def test_a_silent_server_holds_no_request(database, effects, silent_server):
     engine.dispose()
 
 
+@pytest.mark.skipif(sqlalchemy.__version__ >= "2", reason="asyncpg's close(), which SQLAlchemy 2.0 calls, waits for a silent server")
 def test_a_silent_server_holds_no_asynchronous_request(database, effects, silent_server):
     (proxy, place, fall_silent), key = silent_server, new_key()
 

@@ -123,6 +123,27 @@ def test_no_success_goes_out_if_a_mounted_application_has_a_client_too(asynchron
     asynchronously(test)
 
 
+@pytest.mark.parametrize("events", [[], ["start"], ["start", "body"]])
+def test_a_response_that_has_no_end_is_not_stored(asynchronously, effects, events):
+    async def test(idem, pool):
+        key = new_key()
+
+        async def response(scope, receive, send):
+            if "start" in events:
+                await send({"type": "http.response.start", "status": 201, "headers": [(b"content-length", b"2")]})
+            if "body" in events:
+                await send({"type": "http.response.body", "body": b"a", "more_body": True})
+
+        async def order(request):
+            await request.state.idempotency.tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+            return response
+
+        app = shop(idem, order)
+        assert [(await ask(app, key)).status for _ in range(2)] == [500, 500] and effects(key) == 0
+
+    asynchronously(test)
+
+
 def test_a_file_is_stored_whole(asynchronously, tmp_path):
     """Also if the first request asks for a range of it."""
     async def test(idem, pool):

@@ -156,7 +156,7 @@ parse_uri(const char *data, size_t size)
 static void
 configure(int argc, char **argv)
 {
-	RelayConfig *config = relay_config_read(argc, argv);
+	RelayConfig *config = relay_config_read(argc, argv, 0);
 	RelayRouting routing = {0};
 
 	relay_sinks_configure(&routing, config, NULL, NULL);
@@ -226,7 +226,7 @@ begin_responses(void)
 	snprintf(url, sizeof(url), "--w.url=http://127.0.0.1:%d/",
 			 ntohs(address.sin_port));
 	relay_loop_begin(&loop);
-	config = relay_config_read(6, argv);
+	config = relay_config_read(6, argv, 0);
 	relay_sinks_configure(&routing, config, &loop, &queue);
 	check(config->nfaults == 0);
 	webhook = routing.first;

@@ -17,6 +17,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from .adapter import AdapterSession
+from .errors import IdempotencyError, sqlstate
 from .runtimes import THREAD
 
 __all__ = ["Django"]
@@ -53,6 +54,7 @@ class DjangoBackend:
             await session.rollback()
             if threading.current_thread().name == THREAD:       # no other code closes its connection
                 connection.close()
+        session.run_hooks()
 
 
 class DjangoSession(AdapterSession):
@@ -64,6 +66,8 @@ class DjangoSession(AdapterSession):
         """The driver's connection: Django replaces one that is lost."""
         self._depth = 0
         """Of savepoints, when the transaction has begun."""
+        self._hooks: list[Any] = []
+        """Those of on_commit(), when COMMIT has succeeded."""
 
     @property
     def open(self) -> bool:                 # type: ignore[override]
@@ -94,8 +98,25 @@ class DjangoSession(AdapterSession):
         return self._connection
 
     def _commit(self) -> None:
+        hooks: list[Any] = []
+        if self._depth == 0:                    # otherwise they wait for the transaction of a test
+            hooks, self._connection.run_on_commit = self._connection.run_on_commit, hooks
         self._atomic.__exit__(None, None, None)
-        self._atomic = None
+        self._atomic, self._hooks = None, hooks
+
+    def run_hooks(self) -> None:
+        """After COMMIT, and outside of its limit.  An error is raised, as Django does.  The cores must not take it for an error
+        of the transaction, which they would retry."""
+        if not self._hooks:
+            return
+        self._connection.run_on_commit, self._hooks = self._hooks, []
+        try:
+            self._connection.run_and_clear_commit_hooks()
+        except Exception as error:
+            if sqlstate(error) is None and not isinstance(error, IdempotencyError):
+                raise
+            # Not "from error", whose SQLSTATE would be that of this error, too.
+            raise RuntimeError(f"the transaction was committed, but a hook of on_commit() failed: {error}")
 
     def _rollback(self) -> None:
         atomic, self._atomic = self._atomic, None

@@ -126,6 +126,8 @@ def _guarded(guard: Guard, exchange: Exchange, app: Any, native: Any, view: Call
     after_request = request_ctx._after_request_functions
     before, tries = len(after_request), 0
     http.forget_range(native.environ)
+    for name in ("range", "if_range", "if_none_match", "if_modified_since"):
+        native.__dict__.pop(name, None)             # made of environ, and kept
     last: list[Any] = []
 
     def attempt(access: Access) -> Answer:

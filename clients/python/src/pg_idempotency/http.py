@@ -281,9 +281,11 @@ class Exchange:
 
 
 def forget_range(environ: dict[str, Any]) -> None:
-    """The whole response is stored, and not the range of the first request."""
-    environ.pop("HTTP_RANGE", None)
-    environ.pop("HTTP_IF_RANGE", None)
+    """The whole response is stored, and not the range of the first request, nor that its client has a copy."""
+    for name in ("RANGE", "IF_RANGE", "IF_NONE_MATCH", "IF_MODIFIED_SINCE"):
+        # Of other methods, If-None-Match is a condition that the handler checks.
+        if name.endswith("RANGE") or environ["REQUEST_METHOD"] in ("GET", "HEAD"):
+            environ.pop(f"HTTP_{name}", None)
 
 
 def rewind(file: Any) -> None:

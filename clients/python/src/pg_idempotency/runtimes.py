@@ -341,12 +341,12 @@ class AsyncRuntime:
 
         def abort_now() -> None:
             nonlocal aborting
-            aborting = loop.create_task(abort())
+            aborting = aborting or loop.create_task(abort())
 
         def ask() -> None:
             if ended and ended():
                 scope.reschedule(loop.time())
-                timers["abort"] = loop.call_later(ABORT_DELAY, abort_now)
+                timers["ended"] = loop.call_later(ABORT_DELAY, abort_now)
             else:
                 timers["ask"] = loop.call_later(CHECK_INTERVAL, ask)
 

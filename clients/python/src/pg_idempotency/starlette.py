@@ -153,6 +153,8 @@ async def _whole(response: Any, request: Request, exchange: Exchange) -> Answer:
         if refused is None:
             raise
         raise refused from None
+    if not is_whole:
+        raise RuntimeError("the endpoint's response has not been sent to its end")
     headers = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in start["headers"]]
     answer = Answer(start["status"], headers, b"".join(pieces))
     exchange.check_length(answer.status, {name.lower(): text for name, text in headers}.get("content-length"), answer.body)
