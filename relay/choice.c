@@ -16,9 +16,9 @@
  * to the server for another pause, with the turns that they have.
  *
  * A message is late if it is in flight for much longer than others were.  It
- * is overdue if one that was handed over after it has been delivered since:
- * the other side has accepted it, but for example its queue hangs.  A late
- * message takes no place of a window that is searched for the cause of a lost
+ * is overdue if one that was handed over after it has been delivered since.
+ * So the other side has accepted it, but its queue can hang.  A late message
+ * takes no place of a window that is searched for the cause of a lost
  * connection.  One that is overdue takes a place for retries, is not the
  * cause, and messages that must be alone do not wait for it.
  *

@@ -4,11 +4,11 @@
  *		Write and read the members of a JSON object.
  *
  * The headers of messages come from the server, which prints jsonb, so they
- * are valid JSON. The answers that sink_nats.c reads can be anything.  No
+ * are valid JSON.  The answers that sink_nats.c reads can be anything.  No
  * function reads past the end of its input.
  *
- * This file owns no state. event.c writes with it.  The sinks read headers and
- * answers with it.
+ * This file owns no state.  event.c writes with it.  The sinks read headers
+ * and answers with it.
  *
  *-------------------------------------------------------------------------
  */

@@ -12,9 +12,9 @@
  * If a section has the topic "*", the relay asks the server for the topics
  * before each take while a sink is held or full.
  *
- * If a take loses its connection, the next one asks for half as many
- * messages.  Otherwise a result that is too large for a slow connection would
- * be asked for again and again.
+ * If a take loses its connection, the next one asks for half as many messages.
+ * Otherwise a result that is too large for a slow connection would be asked
+ * for again and again.
  *
  * The relay measures a lease with the clock of this machine, from before the
  * call.  So a lease expires here before it expires on the server.
