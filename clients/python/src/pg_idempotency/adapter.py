@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from . import postgres
 from .errors import TransactionEnded, sqlstate
 from .functions import Statement
-from .runtimes import AsyncRuntime, Runtime, SyncRuntime, maybe_await
+from .runtimes import AsyncRuntime, SyncRuntime, maybe_await
 
 T = TypeVar("T")
 FAILED_TRANSACTION = "25P02"
@@ -107,8 +107,8 @@ class AdapterSession:
         if driver is None:
             await maybe_await(work())
         else:
-            runtime: Runtime = AsyncRuntime() if self.is_async else SyncRuntime()       # type: ignore[assignment]
-            await runtime.bounded(work, postgres.ROLLBACK_LIMIT, cut)
+            bounded = AsyncRuntime().bounded if self.is_async else SyncRuntime().bounded
+            await bounded(work, postgres.ROLLBACK_LIMIT, cut)
 
     async def _performed(self, statement: Statement[Any]) -> Any:
         return await self._sent(lambda: postgres.execute(self._statements(), statement, self._schema))
