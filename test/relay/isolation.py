@@ -138,7 +138,7 @@ def stuck_beside_closers(world):
         took = world.query("SELECT max(acked_at - created_at) FROM idem_outbox WHERE state = 'acked'")[0][0]
         print('# the longest wait: %.2f s' % took.total_seconds(), flush=True)
         until('the bad ones are tried', lambda: world.query("SELECT min(attempt - uncounted_attempts) FROM idem_outbox "
-                                                            "WHERE topic = 'orders' AND state <> 'acked'")[0][0] >= 2)
+                                                            "WHERE topic = 'orders' AND state <> 'acked'")[0][0] >= 2, 60)
         equal('the status', relay.stop(), 0)
     finally:
         broker.control('eval', process % 'resume')
