@@ -8,6 +8,7 @@ import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 
@@ -38,8 +39,8 @@ class Other(World):
 
     def __init__(self, world):
         self.bin = subprocess.check_output([os.environ['PG_CONFIG'], '--bindir'], text=True).strip()
-        self.data = os.path.join(world.directory, 'other')
-        self.log = os.path.join(world.directory, 'other.log')
+        self.data = tempfile.mkdtemp(prefix='other.', dir=world.directory)
+        self.log = self.data + '.log'
         self.relays, self.connection, self.directory = [], None, world.directory
         subprocess.run([os.path.join(self.bin, 'initdb'), '-D', self.data, '-A', 'trust', '-U', 'postgres', '--no-sync',
                         '-E', 'UTF8', '--locale=C'], check=True, stdout=subprocess.DEVNULL)
