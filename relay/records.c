@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * records.c
- *		What a sink knows about messages that have failed.
+ *		Records of messages that have failed, in each sink.
  *
  * The records have a fixed size.  A message has its record in one of several
  * places, which belong to the remainder of its id.  If none of them is free, a

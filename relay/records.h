@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * records.h
- *		What a sink knows about messages that have failed.
+ *		Records of messages that have failed, in each sink.
  *
  *-------------------------------------------------------------------------
  */

@@ -9,7 +9,7 @@ import pytest
 from proxy import Proxy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from pg_idempotency import AsyncIdempotency, Idempotency, postgres
+from pg_idempotency import AsyncIdempotency, Idempotency, Response, TimedOut, new_key, postgres
 
 NAME = f"python_{os.getpid()}"
 
@@ -79,6 +79,36 @@ def silent_server(request, monkeypatch):
             proxy.silence, proxy.all_silent = silences.pop(), request.param != "commit"
     yield proxy, request.param, fall_silent
     proxy.close()
+
+
+@pytest.fixture
+def serves_beside_silence(effects, silent_server):
+    """Check that a request ends although the server falls silent, and that the next one tells what became of it.
+
+    work(tx, key) writes the effect, and continue_ is its second statement, which can be the one without an answer."""
+    proxy, place, fall_silent = silent_server
+
+    def check(idem, work, continue_):
+        key = new_key()
+
+        def handler(tx):
+            work(tx, key)
+            fall_silent()
+            if place == "statement":
+                continue_(tx)
+            return Response(503 if place == "rollback" else 201)
+
+        began = time.monotonic()
+        try:
+            result = idem.request("u", key, handler, timeout="20 s" if place == "commit" else "1 s")
+            assert (result.status, result.stored) == ((503, False) if place == "rollback" else (201, True))
+        except TimedOut:
+            assert place == "statement"
+        assert time.monotonic() - began < 20
+        proxy.all_silent = False
+        assert idem.request("u", key, lambda tx: Response(), wait="20 s").replayed == (place == "commit")
+        assert effects(key) == (place == "commit")
+    return check
 
 
 @pytest.fixture

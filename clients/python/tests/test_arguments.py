@@ -150,7 +150,7 @@ CALLS = {
     "raise_claim_tokens": {"at_least": 1},
     "abandoned": {"older_than": "5min"},
 }
-# By an argument's name or type: what it can also be.
+# Edge values, by the name or the type of an argument.
 EDGES = {
     "key": [None, "", "x" * 15, "x" * 16, "x" * 128, "x" * 129, "é" * 20, "a\0" + KEY, "\ud800" + KEY],
     "method": [None, "", "post", "GE T", "P\0T"],

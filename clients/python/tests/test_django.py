@@ -584,33 +584,15 @@ def test_a_connection_that_is_lost_while_it_is_made_is_replaced(core, monkeypatc
     assert core.request("u", new_key(), lambda tx: Response()).stored
 
 
-def test_a_silent_server_holds_no_request(site, effects, silent_server):
+def test_a_silent_server_holds_no_request(site, silent_server, serves_beside_silence):
     """Nor does it stop the other threads."""
     from pg_idempotency.django_orm import Django
 
-    (proxy, place, fall_silent), key = silent_server, new_key()
-    connections.databases["silent"] = {**connections.databases["default"], "HOST": "127.0.0.1", "PORT": proxy.port}
-    idem = Idempotency(Django("silent"))
-
-    def handler(tx):
-        with tx.cursor() as cursor:
-            cursor.execute("INSERT INTO effects VALUES (%s)", (key,))
-            fall_silent()
-            if place == "statement":
-                cursor.execute("SELECT 77")
-        return Response(503 if place == "rollback" else 201)
-
+    connections.databases["silent"] = {**connections.databases["default"], "HOST": "127.0.0.1", "PORT": silent_server[0].port}
     try:
-        began = time.monotonic()
-        try:
-            result = idem.request("u", key, handler, timeout="20 s" if place == "commit" else "1 s")
-            assert (result.status, result.stored) == ((503, False) if place == "rollback" else (201, True))
-        except TimedOut:
-            assert place == "statement"
-        assert time.monotonic() - began < 20
-        proxy.all_silent = False
-        assert idem.request("u", key, lambda tx: Response(), wait="20 s").replayed == (place == "commit")
-        assert effects(key) == (place == "commit")
+        serves_beside_silence(Idempotency(Django("silent")),
+                              lambda tx, key: tx.cursor().execute("INSERT INTO effects VALUES (%s)", (key,)),
+                              lambda tx: tx.cursor().execute("SELECT 77"))
     finally:
         connections["silent"].close()
         del connections["silent"], connections.databases["silent"]

@@ -230,29 +230,12 @@ def test_a_handler_that_took_too_long_leaves_no_dead_connection_in_the_pool(data
     engine.dispose()
 
 
-def test_a_silent_server_holds_no_request(database, effects, silent_server):
+def test_a_silent_server_holds_no_request(database, silent_server, serves_beside_silence):
     """Nor does it stop the other threads."""
-    (proxy, place, fall_silent), key = silent_server, new_key()
-    engine = create_engine("postgresql+psycopg2://", connect_args={"host": "127.0.0.1", "port": proxy.port}, pool_size=1, max_overflow=0)
-    idem = Idempotency(SQLAlchemy(engine))
-
-    def handler(tx):
-        tx.execute(INSERT, {"name": key})
-        fall_silent()
-        if place == "statement":
-            tx.execute(text("SELECT 77"))
-        return Response(503 if place == "rollback" else 201)
-
-    began = time.monotonic()
-    try:
-        result = idem.request("u", key, handler, timeout="20 s" if place == "commit" else "1 s")
-        assert (result.status, result.stored) == ((503, False) if place == "rollback" else (201, True))
-    except TimedOut:
-        assert place == "statement"
-    assert time.monotonic() - began < 20
-    proxy.all_silent = False
-    assert idem.request("u", key, lambda tx: Response(), wait="20 s").replayed == (place == "commit")
-    assert effects(key) == (place == "commit")
+    engine = create_engine("postgresql+psycopg2://", connect_args={"host": "127.0.0.1", "port": silent_server[0].port}, pool_size=1,
+                           max_overflow=0)
+    serves_beside_silence(Idempotency(SQLAlchemy(engine)), lambda tx, key: tx.execute(INSERT, {"name": key}),
+                          lambda tx: tx.execute(text("SELECT 77")))
     engine.dispose()
 
 
