@@ -234,9 +234,10 @@ COMMENT ON FUNCTION @S@.idem_p_remember_claim(bigint) IS
 -- without it, because any role could hold it to let batches fill the lock table.
 --
 -- The insertion gives up a wait of a millisecond.  If it waited for a transaction that has
--- the key, the context of the error begins with a line that has the place of the row, as
--- (3,14), in all languages of the server.  Otherwise it waited for something else, for
--- example for another session that extends the table, and tries again.
+-- the key, the error's context begins with a line that names the index.  Otherwise it
+-- waited for something else, for example for another session that extends the table, and
+-- tries again with a longer wait.  Half a second of such waits ends like a wait for the key,
+-- and the caller's own lock_timeout ends them earlier.  It alone limits a wait for the table.
 CREATE FUNCTION @S@.idem_p_insert_claim(p_scope text, p_key text, number int, hash bytea, p_ttl interval, p_lease interval, p_request jsonb)
 RETURNS @S@.idem_claim_result
 LANGUAGE plpgsql VOLATILE
@@ -245,11 +246,13 @@ DECLARE
 	timeout CONSTANT text := current_setting('lock_timeout');
 	-- In milliseconds
 	longest_wait int := 1;
+	callers_limit int;
 	context text;
 	clock timestamptz;
 	is_held boolean := false;
 	result @S@.idem_claim_result;
 BEGIN
+	LOCK TABLE @S@.idem_keys IN ROW EXCLUSIVE MODE;
 	LOOP
 		BEGIN
 			-- A rollback does not release the lock, so a cancel must not find it held outside of this block.
@@ -280,14 +283,18 @@ BEGIN
 			WHEN lock_not_available THEN
 				is_held := is_held AND NOT pg_advisory_unlock(478, number);
 				GET STACKED DIAGNOSTICS context = PG_EXCEPTION_CONTEXT;
-				IF context ~ '^[^\n]*[0-9]+, ?[0-9]+' THEN
+				IF strpos(split_part(context, E'\n', 1), 'idem_keys_pkey') > 0 OR longest_wait = 256 THEN
 					RETURN NULL;
 				END IF;
+				callers_limit := (SELECT nullif(s.setting, '0') FROM pg_settings AS s WHERE s.name = 'lock_timeout')::int;
+				IF longest_wait = callers_limit THEN
+					RAISE;
+				END IF;
+				longest_wait := least(longest_wait * 2, callers_limit);
 			WHEN OTHERS OR query_canceled THEN
 				is_held := is_held AND NOT pg_advisory_unlock(478, number);
 				RAISE;
 		END;
-		longest_wait := least(longest_wait * 2, 1000000);
 	END LOOP;
 END
 $$;

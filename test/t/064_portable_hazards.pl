@@ -238,6 +238,17 @@ $locker->run('BEGIN; SELECT pg_advisory_xact_lock(1)');
 $claimant->send(q{SELECT outcome FROM idem.idem_claim('s', 'claim-with-another-wait')});
 $locker->run('SELECT pg_sleep(0.2); COMMIT');
 is($claimant->result, 'new', 'a claim that waits for something else is new');
+my $limited = q{SET lock_timeout = '50 ms'; SET statement_timeout = '60 s'; SELECT outcome FROM idem_claim('s', 'claim-with-a-lock-timeout')};
+$locker->run('BEGIN; SELECT pg_advisory_xact_lock(1)');
+is(by('tenant', 'shop', $limited), '55P03', 'the lock_timeout of its session ends this wait');
+is( by('tenant', 'shop', q{SET statement_timeout = '60 s'; SELECT outcome FROM idem_claim('s', 'claim-without-lock-timeout')}),
+	'in_progress', 'and without a lock_timeout, the claim is in progress after half a second');
+$locker->run('ROLLBACK; BEGIN; LOCK TABLE idem.idem_keys IN SHARE MODE');
+is(by('tenant', 'shop', $limited), '55P03', 'the lock_timeout of its session also ends a wait for the table');
+$claimant->send(q{SELECT outcome FROM idem.idem_claim('s', 'claim-waits-for-the-table')});
+wait_for_block($node, $claimant->pid);
+$locker->run('SELECT pg_sleep(1); COMMIT');
+is($claimant->result, 'new', 'and without a lock_timeout, the claim waits for the table');
 by('installer', 'shop', 'DROP FUNCTION slow CASCADE');
 $_->quit foreach $locker, $batch;
 my @batches = map { session($node, 'shop') } 1 .. 4;
