@@ -323,35 +323,49 @@ RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-	timeout CONSTANT bigint := (SELECT s.setting FROM pg_settings AS s WHERE s.name = 'lock_timeout')::bigint;
-	remaining CONSTANT bigint := ceil(extract(epoch FROM deadline - clock_timestamp()) * 1000);
+	callers_limit CONSTANT text := current_setting('lock_timeout');
 BEGIN
-	IF remaining <= 0 THEN
+	IF NOT @S@.idem_p_limit_waits(deadline) THEN
 		RETURN false;
 	END IF;
-	BEGIN
-		IF timeout = 0 OR timeout > remaining THEN
-			PERFORM set_config('lock_timeout', least(remaining, 2147483647)::text, true);
-		END IF;
-		PERFORM pg_advisory_xact_lock(class, number);
-		RAISE SQLSTATE 'IDR00';
-	EXCEPTION
-		-- The rollback of the subtransaction releases the lock.
-		WHEN SQLSTATE 'IDR00' THEN
-			RETURN true;
-		WHEN lock_not_available THEN
-			IF clock_timestamp() >= deadline THEN
-				RETURN false;
-			END IF;
-			RAISE;
-	END;
+	PERFORM pg_advisory_xact_lock(class, number);
+	PERFORM set_config('lock_timeout', callers_limit, true);
+	RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+	IF clock_timestamp() >= deadline THEN
+		RETURN false;
+	END IF;
+	RAISE;
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_await_lock(int, int, timestamptz) IS
-'Sleeps until an advisory lock is free, which it does not keep; false if it is not free at the deadline.';
+'Takes an advisory lock until the transaction ends; false if another transaction has it until the deadline.';
 
--- Like idem_p_await_lock(), but for the row of a key that another transaction holds.
+-- Like idem_p_await_lock(), but for the row of a key.
 CREATE FUNCTION @S@.idem_p_await_row(p_scope text, p_key text, deadline timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	callers_limit CONSTANT text := current_setting('lock_timeout');
+BEGIN
+	IF NOT @S@.idem_p_limit_waits(deadline) THEN
+		RETURN false;
+	END IF;
+	PERFORM FROM @S@.idem_keys AS k WHERE k.key = p_key AND k.scope = p_scope FOR NO KEY UPDATE;
+	PERFORM set_config('lock_timeout', callers_limit, true);
+	RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+	IF clock_timestamp() >= deadline THEN
+		RETURN false;
+	END IF;
+	RAISE;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_await_row(text, text, timestamptz) IS
+'Locks the row of a key, if there is one, until the transaction ends; false if another transaction has it until the deadline.';
+
+CREATE FUNCTION @S@.idem_p_limit_waits(deadline timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -359,28 +373,14 @@ DECLARE
 	timeout CONSTANT bigint := (SELECT s.setting FROM pg_settings AS s WHERE s.name = 'lock_timeout')::bigint;
 	remaining CONSTANT bigint := ceil(extract(epoch FROM deadline - clock_timestamp()) * 1000);
 BEGIN
-	IF remaining <= 0 THEN
-		RETURN false;
+	IF remaining > 0 AND (timeout = 0 OR timeout > remaining) THEN
+		PERFORM set_config('lock_timeout', least(remaining, 2147483647)::text, true);
 	END IF;
-	BEGIN
-		IF timeout = 0 OR timeout > remaining THEN
-			PERFORM set_config('lock_timeout', least(remaining, 2147483647)::text, true);
-		END IF;
-		PERFORM FROM @S@.idem_keys AS k WHERE k.key = p_key AND k.scope = p_scope FOR NO KEY UPDATE;
-		RAISE SQLSTATE 'IDR00';
-	EXCEPTION
-		WHEN SQLSTATE 'IDR00' THEN
-			RETURN true;
-		WHEN lock_not_available THEN
-			IF clock_timestamp() >= deadline THEN
-				RETURN false;
-			END IF;
-			RAISE;
-	END;
+	RETURN remaining > 0;
 END
 $$;
-COMMENT ON FUNCTION @S@.idem_p_await_row(text, text, timestamptz) IS
-'Sleeps until no other transaction holds the row of a key, which it does not keep; false if one still does at the deadline.';
+COMMENT ON FUNCTION @S@.idem_p_limit_waits(timestamptz) IS
+'Lowers lock_timeout to the time until the deadline; false if that is over.';
 
 -- A session is not woken when a committed claim ends, so it polls.
 CREATE FUNCTION @S@.idem_p_pause(pause float8, began timestamptz, deadline timestamptz)
@@ -751,17 +751,6 @@ BEGIN
 					CONTINUE look;
 				END IF;
 			END;
-			IF deadline > clock THEN
-				IF verdict = 'crowd' THEN
-					began := coalesce(began, clock);
-					pause := @S@.idem_p_pause(pause, began, deadline);
-					CONTINUE look;
-				ELSIF @S@.idem_p_await_lock(478, number, deadline) THEN
-					CONTINUE look;
-				END IF;
-			END IF;
-			result.outcome := 'in_progress';
-			RETURN result;
 		END IF;
 
 		IF verdict IN ('in_progress', 'lapsed') THEN
@@ -794,15 +783,38 @@ BEGIN
 					CONTINUE look;
 				END IF;
 			END;
-			IF verdict = 'held' THEN
-				IF deadline > clock THEN
-					was_held := false;
-					CONTINUE look WHEN @S@.idem_p_await_row(scope, key, deadline);
-				END IF;
-				result.outcome := 'in_progress';
-				RETURN result;
-			END IF;
+		END IF;
 
+		-- Another transaction has the key.
+		IF verdict IN ('locked', 'crowd', 'held') THEN
+			result.outcome := 'in_progress';
+			IF deadline > clock IS NOT TRUE THEN
+				RETURN result;
+			ELSIF verdict <> 'crowd' THEN
+				-- Look before releasing the lock.  Otherwise the waiters pass it on, and none of them finds it free.
+				BEGIN
+					IF (CASE verdict WHEN 'held' THEN @S@.idem_p_await_row(scope, key, deadline)
+						ELSE @S@.idem_p_await_lock(478, number, deadline) END)
+					THEN
+						result := @S@.idem_claim(scope, key, request_hash, ttl, lease, NULL, request);
+						IF result.outcome = 'new' THEN
+							RETURN result;
+						END IF;
+					END IF;
+					RAISE SQLSTATE 'IDR00';
+				EXCEPTION WHEN SQLSTATE 'IDR00' THEN
+					IF result.outcome <> 'in_progress' OR clock_timestamp() >= deadline THEN
+						RETURN result;
+					END IF;
+				END;
+			END IF;
+			was_held := false;
+			began := coalesce(began, clock);
+			pause := @S@.idem_p_pause(pause, began, deadline);
+			CONTINUE look;
+		END IF;
+
+		IF verdict IN ('new', 'lapsed') THEN
 			IF found_expiry <= clock THEN
 				PERFORM @S@.idem_p_check_new_key(key);
 			END IF;

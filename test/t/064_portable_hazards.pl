@@ -269,6 +269,71 @@ is( by('tenant', 'shop', q{SET statement_timeout = '30 s'; SELECT outcome FROM i
 $_->quit foreach $large, $stranger;
 
 #
+# A session that began while the tables had one page does not read them as a whole later.
+#
+$node->safe_psql('restored', "DROP SCHEMA idem CASCADE");
+install('restored', 'idem');
+my $calls = q{
+	SELECT outcome FROM idem_claim('s', 'plans-000000000' || :n, lease => '1 h', request => '1');
+	SELECT idem_checkpoint('s', 'plans-000000000' || :n, 'a') > idem_heartbeat('s', 'plans-000000000' || :n, '1 min');
+	SELECT idem_fail('s', 'plans-000000000' || :n);
+	SELECT outcome FROM idem_claim('s', 'plans-000000000' || :n);
+	SELECT idem_complete('s', 'plans-000000000' || :n, 200);
+	SELECT state FROM idem_lookup('s', 'plans-000000000' || :n);
+	SELECT idem_erase('s', 'plans-000000000' || :n);
+	SELECT idem_forget('s', 'plans-000000000' || :n);
+	SELECT outcome FROM idem_claim_many('s', ARRAY['plans-000000000' || :n]);
+	SELECT idem_release('s', 'plans-000000000' || :n);
+	SELECT count(*) FROM idem_resume();
+	SELECT idem_once('s', 't' || :n), count(idem_once_at('s', 't' || :n)) FROM idem_once_many('s', '{a,b}');
+	SELECT outcome FROM idem_try_append('a', 'c', :n);
+	SELECT idem_last_client_seq('a', 'c');
+	SELECT is_active FROM idem_set('u', 'post', 'e', 'like', true, 2 * :n, '{dislike}');
+	SELECT is_active FROM idem_toggle('u', 'post', 'e', 'like', 2 * :n + 1);
+	SELECT idem_is_active('u', 'post', 'e', 'like'), count(*) FROM idem_action_states('u', 'post', '{e}');
+	SELECT idem_forget_user('u');
+	SELECT count(idem_publish('t', '1', k)) FROM unnest('{k,k,NULL}'::text[]) AS k;
+	SELECT count(*) FROM idem_publish_many('{t}', '{1}');
+	SELECT array_agg(id) AS ids FROM idem_outbox_take() \\gset
+	SELECT idem_outbox_extend(:'ids'), idem_outbox_release(:'ids');
+	SELECT array_agg(id) AS ids, min(id) AS first, max(id) AS last FROM idem_outbox_take() \\gset
+	SELECT idem_outbox_nack(:first, 'no'), idem_outbox_fail(:last, 2, 'no'), idem_outbox_ack(:'ids');
+	SELECT idem_outbox_requeue('{1}');
+	SELECT keys_deleted FROM idem_cleanup();};
+my $session = session($node, 'restored');
+$session->run("SET search_path = idem;\nBEGIN;\n\\set n 1\n$calls COMMIT");
+$node->safe_psql('restored', 'VACUUM ANALYZE');
+$session->run("BEGIN;\n\\set n $_\n$calls COMMIT") foreach 2 .. 9;
+$session->run("BEGIN;\n\\set n 10\n$calls");
+is( $session->run(q{SELECT string_agg(relname, ' ') FROM pg_stat_xact_user_tables WHERE schemaname = 'idem' AND relname !~ 'installation' AND seq_scan > 0}),
+	'', 'sequential scans of a session that began while the tables had one page');
+$session->quit;
+
+#
+# Many calls wait for a transaction that rolls back.  Each of them gets its answer
+# in turn, and none passes the lock on before it has looked.
+#
+my @waiting = map { session($node, 'shop') } 1 .. 20;
+foreach (
+	[ q{SELECT outcome FROM idem_claim('s', 'many-wait-for-this-one')},
+		q{WITH c AS MATERIALIZED (SELECT * FROM idem_claim('s', 'many-wait-for-this-one', wait => '60 s'))
+			SELECT outcome FROM c WHERE outcome <> 'new' OR idem_complete('s', 'many-wait-for-this-one', 200)},
+		'new' . ' replay' x 19 ],
+	[ q{SELECT outcome FROM idem_try_append('waited for', 'c', 1)}, q{SELECT outcome FROM idem_try_append('waited for', 'c', 1, wait => '60 s')}, 'appended' . ' duplicate' x 19 ])
+{
+	my ($call, $waiting_call, $answers) = @$_;
+	my $first = session($node, 'shop');
+	$first->run("SET search_path = idem; BEGIN; $call");
+	$_->run('SET search_path = idem') foreach @waiting;
+	$_->send($waiting_call) foreach @waiting;
+	wait_for_block($node, map { $_->pid } @waiting);
+	$first->run('ROLLBACK');
+	is(join(' ', sort map { $_->result } @waiting), $answers, "20 sessions wait: $call");
+	$first->quit;
+}
+$_->quit foreach @waiting;
+
+#
 # A large request that another transaction holds
 #
 by('installer', 'shop', q{
