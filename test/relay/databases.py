@@ -407,6 +407,7 @@ def operates(world):
         status, out, _ = run('groups', where)
         equal('groups', sorted(line.split()[0] for line in out.splitlines()[1:]), ['3', '3'])
         equal('without a selection', run('requeue', where)[0], 64)
+        equal('an empty option', run('requeue', where, '--reason=')[0], 64)
         equal('an unknown option', run('requeue', where, '--everything')[0], 64)
         first = world.query('SELECT min(id) FROM idem_outbox')[0][0]
         equal('by id', run('requeue', where, '--id=%d' % first)[1], '1\n')
@@ -427,6 +428,21 @@ def operates(world):
     finally:
         world.query(set_version, version)
         world.query('DROP OWNED BY relay_operator; DROP ROLE relay_operator')
+
+
+def operates_in_any_encoding(world):
+    """Options and errors are UTF-8, whatever the encoding of the database."""
+    for encoding, topic in ('LATIN1', 'k\u00e4se'), ('SQL_ASCII', 'cheese'):
+        with world.database('other', encoding) as other:
+            other.connection.set_client_encoding('UTF8')
+            other.publish(topic)
+            other.query("SELECT idem_outbox_fail(id, attempt, convert_from('\\x9b33316d', getdatabaseencoding()), schedule => '{}') "
+                        'FROM idem_outbox_take()')
+            status, out, err = run('dead', '--database=dbname=other')
+            equal('the status', (status, err), (0, ''))
+            expect('what is dead: ' + out, topic in out and '\u009b' not in out)
+            equal('one is requeued', run('requeue', '--database=dbname=other', '--topic=' + topic)[1], '1\n')
+            other.connection.close()
 
 
 def fails_over(world):
@@ -536,6 +552,7 @@ TESTS = [
     ('postgres: a server that is silent after the login is given up after timeout', silent_after_login),
     ('outbox: one event goes to three webhooks, each copy once', fans_out),
     ('operators: dead, groups, requeue and status', operates),
+    ('operators: a database in any encoding', operates_in_any_encoding),
     ('database: a failover that loses transactions loses no later message', fails_over),
     ('database: a take that the old server answers after a failover loses no message', takes_late),
     ('outbox: a failover that loses transactions loses no later message', copies_after_failover),
