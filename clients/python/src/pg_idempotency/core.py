@@ -682,20 +682,21 @@ class Job:
     def _statement(self, name: str, *arguments: Any, **named: Any) -> Any:
         return make[name].make(None, self.scope, self.key, *arguments, claim_token=self.claim_token, **named)
 
-    async def _perform(self, make: Callable[[Session], Statement[T]], wait_for_move: bool = True) -> T:
+    async def _perform(self, make: Callable[[Session], Statement[T]], limit: float | None = None) -> T:
+        """With a limit, it waits neither for the move of a scope nor, after that, for a silent server."""
         async def attempt(number: int) -> T:
             for last in (False, False, True):
                 try:
-                    return await self._core.perform_for_scope(self.scope, make, wait_for_move, ANSWER_LIMIT)
+                    return await self._core.perform_for_scope(self.scope, make, limit is None, limit or ANSWER_LIMIT)
                 except Exception as error:
                     # A call with its token can be sent again.  Do not lose the work of a step for one lost connection.
-                    if last or not (connection_lost(error) or isinstance(error, TimedOut)
+                    if last or not (connection_lost(error) or limit is None and isinstance(error, TimedOut)
                                     or self._running and pool_exhausted(error)):
                         raise
             raise AssertionError
 
         try:
-            result: T = await (self._while_held(attempt) if wait_for_move else self._core._retried(attempt))
+            result: T = await (self._while_held(attempt) if limit is None else self._core._retried(attempt))
             return result
         except (ClaimLost, ClaimNotFound):
             if not self._finishing and self.result is None:
@@ -839,15 +840,15 @@ class Job:
         text = text or f"{type(error).__name__}: {error}"
         try:
             failed: Statement[bool] = self._statement("fail", text.replace("\0", "")[:MAX_ERROR])
-            await self._perform(lambda session: failed, wait_for_move=False)
+            await self._perform(lambda session: failed, ANSWER_LIMIT)
         except Exception as failure:
             if error is not None:
                 error.add_note(f"the claim could not be failed, its lease will end: {failure}")
 
-    async def _renewed(self, name: str, *arguments: Any, wait_for_move: bool = True) -> None:
+    async def _renewed(self, name: str, *arguments: Any, limit: float | None = None) -> None:
         before = time.monotonic()
         renewed: Statement[Any] = self._statement(name, *arguments, lease=self._call.lease)
-        await self._perform(lambda session: renewed, wait_for_move)
+        await self._perform(lambda session: renewed, limit)
         self._until = before + self._lease
 
     async def _heartbeat_loop(self) -> None:
@@ -861,7 +862,8 @@ class Job:
             if self.lost.is_set():
                 return
             try:
-                await self._renewed("heartbeat", wait_for_move=False)
+                # If the connection is silent, there is time for another.
+                await self._renewed("heartbeat", limit=max(1.0, min(ANSWER_LIMIT, (self._until - time.monotonic()) / 3)))
             except (ClaimLost, ClaimNotFound):
                 return
             except Exception:

@@ -56,9 +56,10 @@ def synchronous(manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
 
 
 class Background(Protocol):
-    """Something that runs beside the caller: stop() ends it and waits for that."""
+    """Something that runs beside the caller."""
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        """Wait for its end, but not longer than STOP_LIMIT."""
 
 
 class Runtime(Protocol):
@@ -100,6 +101,8 @@ def started(work: Callable[..., Any], *arguments: Any) -> bool:
     return True
 
 
+STOP_LIMIT = 1.0
+"""Seconds that the end of a job waits for its heartbeat, which a silent server can keep."""
 CHECK_INTERVAL = 1.0
 """Seconds between two checks whether the server has ended a session."""
 ABORT_DELAY = 3.0
@@ -194,7 +197,7 @@ class _Thread:
         self._thread.start()
 
     async def stop(self) -> None:
-        self._thread.join()
+        self._thread.join(STOP_LIMIT)
 
 
 MAX_DEFERRING = 10
@@ -289,7 +292,7 @@ class _Task:
         self._task = asyncio.ensure_future(work())
 
     async def stop(self) -> None:
-        await asyncio.shield(asyncio.gather(self._task, return_exceptions=True))
+        await asyncio.wait({self._task}, timeout=STOP_LIMIT)
 
 
 class AsyncRuntime:
