@@ -187,6 +187,8 @@ class Exchange:
                  content_type: str = "", is_encoded: bool = False) -> None:
         """The path has the query, as it came in; keys are the values of Idempotency-Key; a body is encoded as by gzip."""
         self.client = client
+        self.scope: Any = None
+        """Of ASGI, as the router has it."""
         self.keys = keys
         self.content_type = "" if is_encoded else content_type
         self.limit: int | None = None
