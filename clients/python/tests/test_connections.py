@@ -13,7 +13,7 @@ import pytest
 from proxy import Proxy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from pg_idempotency import AsyncIdempotency, Idempotency, Response, TimedOut, TransactionEnded, new_key
+from pg_idempotency import AsyncIdempotency, Idempotency, Response, TimedOut, TransactionEnded, new_key, runtimes
 from pg_idempotency.postgres import PsycopgSession
 
 
@@ -250,6 +250,34 @@ def test_a_pool_that_is_open_at_a_fork_is_refused(database, opened):
         assert not opened or idem.once("fork", new_key())
     finally:
         pool.close()
+
+
+@pytest.mark.parametrize("shared", ["_watchdog", "_deferring"])
+def test_a_fork_while_another_thread_holds_a_lock(database, shared):
+    """The child waits for no thread of its parent."""
+    held, release, key = threading.Event(), threading.Event(), new_key()
+    found = getattr(runtimes, shared)
+
+    def hold():
+        with found._changed if shared == "_watchdog" else found._lock:
+            held.set()
+            release.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if not child:
+        with suppress(BaseException), ConnectionPool("", min_size=1) as pool:
+            idem = Idempotency(pool)
+            idem.request("u", key, lambda tx: Response(201))
+            os._exit(int(not idem.request("u", key, lambda tx: Response(201)).replayed))
+        os._exit(2)
+    try:
+        assert ends_within(child, 10) == 0
+    finally:
+        release.set()
+        thread.join()
 
 
 def ends_within(child, seconds):

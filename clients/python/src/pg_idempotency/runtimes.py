@@ -130,10 +130,10 @@ class _Watchdog:
         self._sleeps = False
         self._idle = 0
         """Checks since the last one that found a call."""
-        self._process = 0
+        self._runs = False
 
     def add(self, watched: _WatchedCall) -> None:
-        if self._process != os.getpid():                # a fork has no threads but its own
+        if not self._runs:
             self._start()
         self._watched.add(watched)
         if self._sleeps or watched.until < time.monotonic() + CHECK_INTERVAL:
@@ -150,10 +150,9 @@ class _Watchdog:
 
     def _start(self) -> None:
         with self._changed:
-            if self._process != os.getpid():
-                self._watched, self._sleeps = set(), False
+            if not self._runs:
                 threading.Thread(target=self._run, name=THREAD, daemon=True).start()
-                self._process = os.getpid()
+                self._runs = True
 
     def _run(self) -> None:
         while True:
@@ -211,14 +210,9 @@ class _Deferring:
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Callable[[], Coroutine[Any, Any, None]]] = queue.SimpleQueue()
         self._threads = self._deferred = 0
-        self._process = 0
 
     def add(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         with self._lock:
-            if self._process != os.getpid():            # a fork has no threads but its own
-                self._process = os.getpid()
-                self._queue = queue.SimpleQueue()
-                self._threads = self._deferred = 0
             self._queue.put(work)
             self._deferred += 1
             if self._threads < min(self._deferred, MAX_DEFERRING) and started(self._run):
@@ -243,6 +237,16 @@ class _Deferring:
 # Of the process: a program can make many clients.
 _watchdog = _Watchdog()
 _deferring = _Deferring()
+
+
+def _after_fork() -> None:
+    """A child has none of its parent's threads, one of which may have held a lock."""
+    global _watchdog, _deferring
+    _watchdog, _deferring = _Watchdog(), _Deferring()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class SyncRuntime:
