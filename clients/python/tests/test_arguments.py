@@ -2,12 +2,14 @@
 
 import json
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from pg_idempotency import Idempotency, JsonText, Response, new_key
+from pg_idempotency import Idempotency, JsonText, Response, core, new_key
 from pg_idempotency.functions import Functions
+from pg_idempotency.intervals import seconds
 from pg_idempotency.memory import MemoryIdempotency
 
 TABLES = Path(__file__).parents[3] / "test" / "http"
@@ -51,6 +53,23 @@ def test_bad_arguments(idem):
         if ends != [state, state]:
             wrong.append((*ends, name, str(given)[:150], state))
     assert not wrong, "\n".join(map(str, wrong))
+
+
+@pytest.mark.parametrize("text", ["5s", "1.5 min", "2 hours 3 minutes", "01:30", "10:00:01.5", "1 mon", "1y",
+                                  "PT1S", "PT0.25S", "P1D", "P1DT2H3M4S", "P1Y2M3W", "PT90M", "P1M"])
+def test_an_interval_is_as_long_as_the_server_says(pool, text):
+    with pool.connection() as connection:
+        assert seconds(text) == connection.execute("SELECT extract(epoch FROM %s::interval)::float8", (text,)).fetchone()[0]
+
+
+@pytest.mark.parametrize("text", ["", "soon", "P", "PT", "P1H", "1 fortnight", "-1s", "PT-1S", "P1DT"])
+def test_a_text_that_is_no_interval_for_the_client(text):
+    assert seconds(text) is None
+
+
+def test_the_claim_has_a_limit_beyond_its_wait(idem):
+    for wait in ("PT2S", "2s", timedelta(seconds=2)):
+        assert idem.call("u", new_key(), wait=wait).claim_limit == core.ANSWER_LIMIT + 2
 
 
 def both(idem, call):
@@ -159,7 +178,7 @@ EDGES = {
     "boolean": [None, False],
     "int": [None, 0, -1, 99, 599, 600, 2**31 - 1, 2**31, -2**31, -2**31 - 1],
     "bigint": [None, 0, -1, 2**62, 2**63 - 1, 2**63, -2**63, -2**63 - 1],
-    "interval": [None, "0s", "-1s", "", "soon", "1 fortnight", "10 minutes", "12 hours", "13 hours", "1 year", "400000000 days"],
+    "interval": [None, "0s", "-1s", "", "soon", "1 fortnight", "10 minutes", "PT1S", "12 hours", "13 hours", "1 year", "400000000 days"],
     "wait": [None, "-1s", "11 minutes", "soon"],
     "json": [None, [], "s", {"A": ["b"]}, {"a": "\0"}, {"a": "\ud800"}, JsonText("{"), JsonText(""), JsonText("1e200000"), "x" * 1_100_000],
     "response_body": [None, "", "a\0", "\ud800", b"\0\xff", "x" * 2**20, "x" * (2**20 + 1), b"x" * 2**20, b"x" * (2**20 + 1)],

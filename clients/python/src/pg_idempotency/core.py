@@ -135,10 +135,9 @@ class Call:
     progress: Progress = field(default_factory=Progress)
 
     @property
-    def claim_limit(self) -> float | None:
-        """Seconds that the server has for the answer to the claim; None if only the server knows how long that waits."""
-        wait = 0.0 if self.wait is None else seconds(self.wait)
-        return None if wait is None else ANSWER_LIMIT + wait
+    def claim_limit(self) -> float:
+        """Seconds that the server has for the answer to the claim."""
+        return ANSWER_LIMIT + (seconds(self.wait) or 0.0)
 
     def commits(self, status: int) -> bool:
         """Whether a response with this status commits, or rolls back and is not stored.  A success always commits, as
@@ -459,7 +458,7 @@ class Core:
         is_waiter = False
         before = time.monotonic()
         try:
-            if not wait and call.wait is not None and seconds(call.wait) != 0:
+            if not wait and seconds(call.wait):
                 wait = is_waiter = server.waiters.enter()
             with self.telemetry.span("claim"):
                 claim: HeldClaim = await send(self.servers.pinned(call.claim(wait)))
