@@ -3,6 +3,7 @@
 import json
 import time
 from datetime import timedelta
+from decimal import localcontext
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,14 @@ def test_the_claim_has_a_limit_beyond_its_wait(idem):
         assert idem.call("u", new_key(), wait=wait).claim_limit == core.ANSWER_LIMIT + 2
 
 
+@pytest.mark.parametrize("number", ["630065110902167270606355829193021300", "12345678901234567890123456789012345678901.5e-7", "1234567"])
+def test_a_number_keeps_its_digits_in_any_decimal_context(idem, number):
+    with localcontext() as context:
+        context.prec = 6
+        server, double = both(idem, lambda client: client.canonical_json(JsonText(number)))
+        assert server == double
+
+
 def both(idem, call):
     """The ends of a call on the server and on the double: its value, or the SQLSTATE or the class of its error."""
     ends = []
@@ -81,6 +90,21 @@ def both(idem, call):
         except Exception as error:
             ends.append(getattr(error, "sqlstate", None) or type(error))
     return ends
+
+
+@pytest.mark.parametrize("end", ["fail", "complete", "claim"])
+def test_the_double_erases_what_the_server_erases(idem, end):
+    server, double = both(idem, lambda client: erased(client, end))
+    assert server == double and server[0] is True
+
+
+@pytest.mark.parametrize("document", [
+    '{"bb": 1.00, "a":1e2, "c":[ ], "a":2, "d":{}, "z":-0.0, "y":1E-5, "x":-0, "w":12345678901234567890.10}', "[1,2.5]", "null",
+    '"\\u00e9\\/\\n\\u0001\\ud83d\\ude00"', '{"ž":1,"zz":2,"é":{"b":1,"a":2}}', "1e-16383", "1e-16384", "1e131072", "0e200000",
+    "1e400000000000000000000"])
+def test_the_double_has_the_server_s_text_of_a_message(idem, document):
+    server, double = both(idem, lambda client: published(client, document))
+    assert server == double
 
 
 def nested(client):
@@ -98,6 +122,26 @@ def inactive(client):
     user = new_key()
     client.set(user, "post", "1", "like", False, 1)
     return client.action_states(user, "post", ["1"])
+
+
+def erased(client, end):
+    """What is left of a record with a checkpoint, and what the claimant hears."""
+    key = new_key()
+    token = client.claim("s", key).claim_token
+    client.checkpoint("s", key, "charged", {"charge": 1}, claim_token=token)
+    if end == "fail":
+        client.fail("s", key, "declined", token)
+    elif end == "complete":
+        client.complete("s", key, 201, "b", {"A": "b"}, token)
+    was_erased, found = client.erase("s", key), client.lookup("s", key)
+    return (was_erased, found.state, found.error, found.recovery_point, found.recovery_state_text, found.response_status,
+            found.response_headers, found.response_body, end == "complete" and client.complete("s", key, 201, "b", {}, token))
+
+
+def published(client, document):
+    topic = new_key()
+    client.publish(topic, JsonText(document), headers={"b": 1, "a": 2})
+    return [(one.payload_text, one.headers_text) for one in client.outbox_take(topics=[topic])]
 
 
 def claimed_twice(client):
