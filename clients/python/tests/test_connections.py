@@ -293,6 +293,24 @@ def ends_within(child, seconds):
     return None
 
 
+@pytest.mark.parametrize("option", ["", "connect_timeout=3"])
+def test_a_server_that_accepts_no_connection(database, monkeypatch, asynchronously, option):
+    """And says nothing: a connection string has a limit."""
+    monkeypatch.setattr("pg_idempotency.postgres.CONNECT_LIMIT", 2)
+    proxy, began = Proxy(), time.monotonic()
+    proxy.all_silent, conninfo = True, f"{proxy.conninfo} {option}"
+
+    async def test(_, pool):
+        with pytest.raises(psycopg.OperationalError):
+            await AsyncIdempotency(conninfo).once("s", new_key())
+
+    with pytest.raises(psycopg.OperationalError):
+        Idempotency(conninfo).once("s", new_key())
+    asynchronously(test)
+    assert time.monotonic() - began < 20
+    proxy.close()
+
+
 @pytest.mark.parametrize("silence", [b"idem_claim", b"idem_complete", b"COMMIT"])
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_a_silent_server_at_an_exchange(database, effects, monkeypatch, asynchronously, silence, synchronous):

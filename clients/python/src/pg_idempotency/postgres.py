@@ -39,6 +39,9 @@ CANCEL_LIMIT = 2.0
 """Seconds until a connection is closed without waiting longer for the cancellation of its statement, or for the thread or
 task that uses it."""
 
+CONNECT_LIMIT = 10
+"""Seconds that a server has for a new connection, by default."""
+
 
 def pool_exhausted(error: BaseException) -> bool:
     """The pool had no connection in time, or too many callers wait for one: an OperationalError, too."""
@@ -510,11 +513,7 @@ class PsycopgBackend:
         """The pool was open when this process was forked: its threads are missing, and its connections are the parent's."""
         self._connect: Callable[[], Any]
         if isinstance(source, str):
-            # PgBouncer may be in between, which knows no prepared statements.
-            if asynchronous:
-                self._connect = lambda: _connected(source)
-            else:
-                self._connect = lambda: psycopg.connect(source, prepare_threshold=None)
+            self._connect = lambda: _connected(source) if asynchronous else psycopg.connect(source, **_options(source))
         elif callable(getattr(source, "connection", None)):
             size = getattr(source, "max_size", None)
             self.size = size if isinstance(size, int) else None
@@ -535,9 +534,15 @@ class PsycopgBackend:
         return OpenedSession(self._connect(), lambda connection: PsycopgSession(connection, self._schema))
 
 
+def _options(conninfo: str) -> dict[str, Any]:
+    """PgBouncer may be in between, which knows no prepared statements; and a server may accept and stay silent."""
+    limit = psycopg.conninfo.conninfo_to_dict(conninfo).get("connect_timeout") or os.environ.get("PGCONNECT_TIMEOUT") or CONNECT_LIMIT
+    return {"prepare_threshold": None, "connect_timeout": limit}
+
+
 @asynccontextmanager
 async def _connected(conninfo: str) -> AsyncIterator[Any]:
-    async with await psycopg.AsyncConnection.connect(conninfo, prepare_threshold=None) as connection:
+    async with await psycopg.AsyncConnection.connect(conninfo, **_options(conninfo)) as connection:
         yield connection
 
 
