@@ -212,6 +212,21 @@ def test_a_server_that_falls_silent_after_a_job_s_commit(database, monkeypatch, 
     proxy.close()
 
 
+def test_a_silent_server_at_the_begin_of_the_last_step(database, effects, monkeypatch):
+    monkeypatch.setattr("pg_idempotency.core.ANSWER_LIMIT", 1)
+    monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.5)
+    proxy, key, began = Proxy(), new_key(), time.monotonic()
+    with ConnectionPool(proxy.conninfo, min_size=1, max_size=1, timeout=10) as pool:
+        def job(job):
+            proxy.silence = b"idem_heartbeat"
+            return job.finish(lambda tx: tx.execute("INSERT INTO effects VALUES (%s)", (key,)) and Response())
+
+        with pytest.raises(TimedOut):
+            Idempotency(pool).job("u", key, job, lease="10 minutes")
+    assert time.monotonic() - began < 20 and effects(key) == 0
+    proxy.close()
+
+
 def test_a_silent_server_after_a_handler_s_own_commit(database, monkeypatch):
     monkeypatch.setattr("pg_idempotency.core.ANSWER_LIMIT", 1)
     monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.5)

@@ -260,13 +260,13 @@ class SessionLease:
     async def __aexit__(self, *error: Any) -> Any:
         return await self.detach()(*error)
 
-    async def abort(self) -> None:
+    async def abort(self) -> bool | None:
         """End the session of a handler that does not return, or whose session is gone, so that a pool gets it back.
         Of another source, the handler's thread or task gives it back when the handler returns."""
         self.was_aborted = True
         leave = self.detach() if self.server.backend.is_pool else None
         try:
-            await self.session.abort()
+            return await self.session.abort()
         finally:                                # also if the task is cancelled now
             if leave:
                 await leave(None, None, None)
@@ -311,10 +311,10 @@ class Core:
         """The server's answer.  If there is none within the limit, close the connection and raise TimedOut."""
         silent = False
 
-        async def abort() -> None:
+        async def abort() -> bool | None:
             nonlocal silent
             silent = True
-            await session.abort()
+            return await session.abort()
 
         try:
             found = await self.runtime.bounded(send, limit, abort)
@@ -326,7 +326,7 @@ class Core:
             raise TimedOut(f"the server did not answer within {limit:g} s")
         return found
 
-    async def _open(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None = ANSWER_LIMIT,
+    async def _open(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None,
                     repeats: bool = True, wait_for_move: bool = True) -> tuple[SessionLease, Any]:
         """A session where the scope lives, and the result of the first statement in it.
 
@@ -392,7 +392,7 @@ class Core:
         pin = self.servers.pin(call.scope)
 
         async def attempt(number: int) -> Result:
-            session_lease, _ = await self._open(call.scope, lambda server, session: session.begin(pin))
+            session_lease, _ = await self._open(call.scope, lambda server, session: session.begin(pin), ANSWER_LIMIT)
             async with session_lease as session:
                 call.progress.attempt += 1
                 response: Response = await self._handled(session_lease, deadline, handler)
@@ -410,7 +410,7 @@ class Core:
         """The handle of a transaction where the scope lives: COMMIT at the end, ROLLBACK after an error."""
         refuse_nested(self.servers.source, "transaction()", "tx, and savepoints")
         pin = self.servers.pin(scope)
-        session_lease, _ = await self._open(scope, lambda server, session: session.begin(pin))
+        session_lease, _ = await self._open(scope, lambda server, session: session.begin(pin), ANSWER_LIMIT)
         async with session_lease as session:
             with in_handler(self.servers.source, session_lease.server.backend.source):
                 yield session.handle
@@ -780,7 +780,7 @@ class Job:
         core, call = self._core, self._call
         # Check that this attempt still holds the claim.  From here to the end no other attempt can take over.
         heartbeat = core.servers.pinned(self._statement("heartbeat", lease=call.lease))
-        session_lease, _ = await core._open(call.scope, lambda server, session: session.begin(heartbeat))
+        session_lease, _ = await core._open(call.scope, lambda server, session: session.begin(heartbeat), ANSWER_LIMIT)
         async with session_lease as session:
             response = await core._handled(session_lease, self._deadline_of_last, function)
             if not isinstance(response, Response):

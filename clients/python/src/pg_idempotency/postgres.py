@@ -97,8 +97,9 @@ class Session(Protocol):
     def ended(self) -> bool:
         """The server has ended the session, even if no statement has failed yet."""
 
-    async def abort(self) -> None:
-        """Cancel the statement that runs, and close the connection.  Synchronous callers do so from another thread."""
+    async def abort(self) -> bool | None:
+        """Cancel the statement that runs, and close the connection.  Synchronous callers do so from another thread.
+        Returns what an Abort does."""
 
 
 class Backend(Protocol):
@@ -380,8 +381,9 @@ class PsycopgSession:
 def cut(driver: Any) -> None:
     """Close the link of a driver's connection, so that a wait for the server ends."""
     try:
-        if hasattr(driver, "terminate"):        # asyncpg's
+        if hasattr(driver, "terminate"):        # asyncpg's, which does nothing while its close() waits
             driver.terminate()
+            driver._transport.abort()
             return
         with socket.socket(fileno=os.dup(driver.fileno())) as link:
             link.shutdown(socket.SHUT_RDWR)

@@ -55,6 +55,11 @@ def synchronous(manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
         run(manager.__aexit__(None, None, None))
 
 
+Abort = Callable[[], Coroutine[Any, Any, Any]]
+"""Ends the work of another thread or task.  Its result is whether the task has to be cancelled once more: asyncpg's close() can
+wait for ever for the end of a statement, even if the connection is closed."""
+
+
 class Background(Protocol):
     """Something that runs beside the caller."""
 
@@ -86,8 +91,7 @@ class Runtime(Protocol):
     async def defer(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run it later; the caller does not wait for it."""
 
-    async def bounded(self, work: Callable[[], Any], left: float | None, abort: Callable[[], Coroutine[Any, Any, None]],
-                      ended: Callable[[], bool] | None = None) -> Any:
+    async def bounded(self, work: Callable[[], Any], left: float | None, abort: Abort, ended: Callable[[], bool] | None = None) -> Any:
         """The result of the work.  When the time that is left is over, or ended()
         is true, which is asked every second: abort(), and after its end None or any error."""
 
@@ -114,7 +118,7 @@ IDLE_CHECKS = 30
 @dataclass(eq=False)
 class _WatchedCall:
     until: float
-    abort: Callable[[], Coroutine[Any, Any, None]]
+    abort: Abort
     ended: Callable[[], bool] | None
     aborted: threading.Event | None = None
 
@@ -280,8 +284,8 @@ class SyncRuntime:
     async def defer(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         _deferring.add(work)
 
-    async def bounded(self, work: Callable[[], Any], left: float | None, abort: Callable[[], Coroutine[Any, Any, None]],
-                      ended: Callable[[], bool] | None = None) -> Any:
+    @staticmethod
+    async def bounded(work: Callable[[], Any], left: float | None, abort: Abort, ended: Callable[[], bool] | None = None) -> Any:
         """A thread cannot be interrupted: wait until the work returns."""
         watched = _WatchedCall(time.monotonic() + left if left is not None else float("inf"), abort, ended)
         try:
@@ -339,16 +343,22 @@ class AsyncRuntime:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def bounded(self, work: Callable[[], Any], left: float | None, abort: Callable[[], Coroutine[Any, Any, None]],
-                      ended: Callable[[], bool] | None = None) -> Any:
-        loop = asyncio.get_running_loop()
+    @staticmethod
+    async def bounded(work: Callable[[], Any], left: float | None, abort: Abort, ended: Callable[[], bool] | None = None) -> Any:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
         scope = asyncio.timeout(left)
+        works, is_cancelled_again = True, False
         aborting: asyncio.Task[None] | None = None
         timers: dict[str, asyncio.TimerHandle] = {}
 
+        async def aborted() -> None:
+            nonlocal is_cancelled_again
+            if await abort() and works and task:
+                is_cancelled_again = task.cancel()
+
         def abort_now() -> None:
             nonlocal aborting
-            aborting = aborting or loop.create_task(abort())
+            aborting = aborting or loop.create_task(aborted())
 
         def ask() -> None:
             if ended and ended():
@@ -363,7 +373,12 @@ class AsyncRuntime:
             timers["abort"] = loop.call_later(left + ABORT_DELAY, abort_now)
         try:
             async with scope:
-                return await maybe_await(work())
+                try:
+                    return await maybe_await(work())
+                finally:
+                    works = False
+                    if is_cancelled_again and task:
+                        task.uncancel()
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -371,4 +386,4 @@ class AsyncRuntime:
             for timer in timers.values():
                 timer.cancel()
             if scope.expired():
-                await (aborting or abort())
+                await (aborting or aborted())
