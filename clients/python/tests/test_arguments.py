@@ -50,7 +50,9 @@ def test_bad_arguments(idem):
     assert len(TABLE) > 100
     wrong = []
     for name, given, state in TABLE:
-        ends = [end_of(client, name, given) for client in (idem, MemoryIdempotency())]
+        double = MemoryIdempotency()
+        double.claim("other", new_key())        # as on the server, there is a token
+        ends = [end_of(client, name, given) for client in (idem, double)]
         if ends != [state, state]:
             wrong.append((*ends, name, str(given)[:150], state))
     assert not wrong, "\n".join(map(str, wrong))
@@ -83,19 +85,26 @@ def test_a_number_keeps_its_digits_in_any_decimal_context(idem, number):
 
 def both(idem, call):
     """The ends of a call on the server and on the double: its value, or the SQLSTATE or the class of its error."""
-    ends = []
-    for client in (idem, MemoryIdempotency()):
-        try:
-            ends.append(call(client))
-        except Exception as error:
-            ends.append(getattr(error, "sqlstate", None) or type(error))
-    return ends
+    return [ends_of(lambda: call(client)) for client in (idem, MemoryIdempotency())]
+
+
+def ends_of(call):
+    try:
+        return call()
+    except Exception as error:
+        return getattr(error, "sqlstate", None) or type(error)
 
 
 @pytest.mark.parametrize("end", ["fail", "complete", "claim"])
 def test_the_double_erases_what_the_server_erases(idem, end):
     server, double = both(idem, lambda client: erased(client, end))
     assert server == double and server[0] is True
+
+
+def test_the_double_releases_what_the_server_releases(idem):
+    server, double = both(idem, released)
+    assert server == double and server[0] is True
+    assert both(idem, lambda client: client.complete("s", "short", 99)) == ["22023", "22023"]
 
 
 @pytest.mark.parametrize("document", [
@@ -136,6 +145,16 @@ def erased(client, end):
     was_erased, found = client.erase("s", key), client.lookup("s", key)
     return (was_erased, found.state, found.error, found.recovery_point, found.recovery_state_text, found.response_status,
             found.response_headers, found.response_body, end == "complete" and client.complete("s", key, 201, "b", {}, token))
+
+
+def released(client):
+    """Of keys without a record: a token that was given out was released before."""
+    ends, key = [], new_key()
+    token = client.claim("s", key).claim_token
+    for given in token, token, 2**40, 0:
+        for name in key, "short":
+            ends.append(ends_of(lambda: client.release("s", name, given)))
+    return ends
 
 
 def published(client, document):

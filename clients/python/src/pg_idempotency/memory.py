@@ -300,11 +300,12 @@ def _jsonb(text: str) -> str:
         return _written(_parsed(text), " ", lambda name: (len(name.encode()), name.encode()), _jsonb_number)
 
 
-def _utf_16(name: str) -> bytes:
-    return name.encode("utf-16-be", "surrogatepass")
+def _utf_16(name: str) -> tuple[int, bytes]:
+    return 0, name.encode("utf-16-be", "surrogatepass")
 
 
-def _written(value: Any, space: str = "", order: Callable[[str], Any] = _utf_16, number: Callable[[str], str] = _canonical_number) -> str:
+def _written(value: Any, space: str = "", order: Callable[[str], tuple[int, bytes]] = _utf_16,
+             number: Callable[[str], str] = _canonical_number) -> str:
     def write(value: Any) -> str:
         if isinstance(value, _Number):
             return number(value)
@@ -395,6 +396,8 @@ def _check(name: str, kind: str, value: Any) -> None:
             raise DoubleError("22023", f"{name} is negative or too long")
         if given > LAST_TIME and name in ("ttl", "deliver_after", "older_than"):
             raise DoubleError("22008", "timestamp out of range")
+    elif name.startswith("response_status") and not 100 <= value <= 599:
+        raise DoubleError("22023", "the status of a response must be 100 to 599")
     elif name in ("client_seq", "event_count", "max_messages", "batch_size") and value < 1:
         raise DoubleError("22023", f"{name} must be at least 1")
 
@@ -615,8 +618,6 @@ class Store(Monitoring):
             raise DoubleError("54000", "response body is too large")
         if len((response_headers or "").encode()) > self.settings.max_response_size:
             raise DoubleError("54000", "response headers are too large")
-        if not 100 <= response_status <= 599:
-            raise DoubleError("22023", "the status of a response must be 100 to 599")
         record = self._held(tx, scope, key, claim_token, "completed")
         if record is None:
             return False
@@ -654,8 +655,8 @@ class Store(Monitoring):
         return record is not None
 
     def idem_release(self, tx: Transaction, scope: str, key: str, claim_token: int | None = None) -> bool:
-        if self._record(scope, key) is None:
-            if claim_token is not None:
+        if (scope, key) not in self.keys:
+            if claim_token is not None and 0 < claim_token <= self.last_token:      # released before
                 return False
             self._check_keys(tx, {"scope": scope, "key": key})
         if self._held(tx, scope, key, claim_token, "") is not None:
