@@ -24,7 +24,7 @@ NO_JSON = {"22003", "22021", "22023", "22P02", "22P05", "54000", "54001"}
 Such a body is compared by its bytes."""
 Fingerprint = Callable[[Any, bytes], bytes | str] | Sequence[str]
 
-_JSON = re.compile(r"application/([^;]*\+)?json\s*(;\s*charset\s*=\s*\"?utf-?8\"?\s*)?", re.IGNORECASE)
+_JSON = re.compile(r"application/([^;]*\+)?json\s*(;(?!\s*charset\s*=(?!\s*\"?utf-?8\"?\s*(;|$)))[^;]*)*", re.IGNORECASE)
 _MULTIPART = re.compile(r"multipart/form-data\b.*;\s*boundary=(?:\"([^\"]+)\"|([^\s;]+))", re.IGNORECASE)
 _DISPOSITION = re.compile(rb"^content-disposition:[ \t]*form-data[ \t]*(;[^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _NAME = re.compile(rb";[ \t]*name=(?:\"([^\"]*)\"|([^\";\s]+))", re.IGNORECASE)
@@ -84,5 +84,5 @@ def hash_of_body(method: str, path: str, content_type: str, body: bytes,
                 arguments=(Argument("document", "jsonb", document.value), Argument("path", "text[]", list(one)))))
         return found._replace(arguments=(*first, document))
     if multipart := _MULTIPART.match(content_type):
-        body = body.replace((multipart[1] or multipart[2]).encode("latin-1"), b"")
+        body = (b"\r\n" + body).replace(b"\r\n--" + (multipart[1] or multipart[2]).encode("latin-1"), b"\r\n--")
     return request_hash(method, path, body)
