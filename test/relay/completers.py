@@ -87,6 +87,21 @@ def extends_lease(world):
     endpoint.close()
 
 
+def sent_once(world):
+    """If a kept connection ends without a response, the request is sent again only
+    with another token."""
+    endpoint = Endpoint(lambda request, number: None if number == 2 else (200, {}, b''))
+    world.query('TRUNCATE idem_keys')
+    relay = world.relay('--c.resume=shop', '--c.sink=webhook', '--c.url=' + endpoint.url).started()
+    for n in range(2):
+        key, _ = claim(world, n, {'n': n})
+        until('it is completed', lambda k=key: lookup(world, k)[0] == 'completed')
+    equal('requests and tokens', (len(endpoint.requests), len({
+        request.headers['Idempotency-Claim-Token'] for request in endpoint.requests})), (3, 3))
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
 def locked_claim(world):
     """An application that holds its claim in an open transaction delays no
     other claim of the section."""
@@ -287,6 +302,7 @@ TESTS = [
     ('completer: the response is stored, and a failure is tried again', stores_response),
     ('completer: a command completes a request', by_command),
     ('completer: the lease is extended, and a lost claim is not answered', extends_lease),
+    ('completer: a token is sent once, even if the connection ends', sent_once),
     ('completer: a claim that its application has locked delays no other', locked_claim),
     ('completer: claims that are answered and locked take no places', locked_after_answer),
     ('completer: an outage of the endpoint costs no attempt', outage),
