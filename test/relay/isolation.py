@@ -817,9 +817,11 @@ def locked_beside_many(world):
     listener.listen()
     with listener:
         Slow(listener, connect)
+        takes = ("SELECT 1 FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid() "
+                 "AND query LIKE '%idem_outbox_take%'")
+        until('the relay of an earlier test has ended', lambda: not world.query(takes))
         relay = world.relay('--database=host=' + directory, '--out.sink=stdout', '--out.topics=t').started()
-        until('it takes', lambda: world.query("SELECT 1 FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid() "
-                                              "AND query LIKE '%idem_outbox_take%'"))
+        until('it takes', lambda: world.query(takes))
         relay.signal(signal.SIGSTOP)
         world.query("SELECT count(idem_publish('t', to_jsonb(n))) FROM generate_series(1, 200) AS n")
         until('they are taken', lambda: world.leased() == 200)
