@@ -206,9 +206,11 @@ relay_database_work(RelayDatabase *database, int64_t now)
 }
 
 /*
- * Send a query on an idle connection.  If the result has not arrived after
- * "limit" milliseconds, the connection is lost.  A NULL pointer among the
- * parameters is an SQL NULL.  The owner can be called before this returns.
+ * Send a query on an idle connection.  If nothing is received or sent for
+ * "limit" milliseconds before its result is complete, the connection is lost.
+ * So a large result can take longer on a slow connection.  A NULL pointer
+ * among the parameters is an SQL NULL.  The owner can be called before this
+ * returns.
  */
 void
 relay_database_query(RelayDatabase *database, int64_t limit,
@@ -216,6 +218,8 @@ relay_database_query(RelayDatabase *database, int64_t limit,
 					 const char *const *params)
 {
 	database->state = RELAY_DATABASE_BUSY;
+	database->limit = limit;
+	database->first_sign = 0;
 	database->deadline = relay_now() + limit;
 	relay_loop_wake_at(database->server->loop, database->deadline);
 	if (!PQsendQueryParams(database->connection, query, nparams, NULL, params,
@@ -396,7 +400,15 @@ socket_ready(void *argument, int fd, int events)
 	if (database->state == RELAY_DATABASE_CONNECTING)
 		continue_connecting(database);
 	else if (database->state != RELAY_DATABASE_OFF)
+	{
+		int64_t		now = relay_now();
+
+		if (database->state == RELAY_DATABASE_BUSY)
+			database->deadline = now + database->limit;
+		if (!database->first_sign)
+			database->first_sign = now;
 		continue_query(database);
+	}
 }
 
 /*

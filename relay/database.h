@@ -87,6 +87,8 @@ typedef struct RelayDatabase
 	PGconn	   *connection;
 	PGresult   *result;			/* received so far */
 	int64_t		deadline;		/* of the current state */
+	int64_t		limit;			/* of a query, from each sign of life */
+	int64_t		first_sign;		/* of life since the query; 0: none */
 	int64_t		next_try;
 	int64_t		backoff;		/* 0: a query has succeeded since */
 	int			pid;			/* of the server process */
