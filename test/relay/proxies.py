@@ -60,6 +60,16 @@ class Gate(Forwarder):
                 target.sendall(data)
 
 
+class Slow(Forwarder):
+    """Delays everything."""
+
+    def copy(self, source, target, from_client):
+        with contextlib.suppress(OSError), source, target:
+            while data := source.recv(65536):
+                time.sleep(0.03)
+                target.sendall(data)
+
+
 class Cutter(Forwarder):
     """Ends each connection on which an answer is longer than "limit" bytes."""
 
