@@ -63,6 +63,7 @@ typedef struct RelayServer
 	unsigned	timeline;		/* the newest of the connections; 0: unknown */
 	int			max_attempts;	/* idempotency.outbox_max_attempts */
 	bool		no_timeline;	/* it does not report one */
+	bool		has_timeline;	/* it has reported one, so it can again */
 	char	   *lacking;		/* functions of completer.c that the role
 								 * cannot call; NULL: none */
 } RelayServer;
@@ -104,6 +105,7 @@ typedef struct RelayDatabase
 	char	   *schema;			/* of the extension, quoted */
 	bool		is_utf8;		/* the database's encoding */
 	unsigned	timeline;		/* of the server; 0: unknown */
+	bool		no_timeline;	/* this connection does not ask for it */
 	int			first_host;		/* number of the host to try first */
 	uint64_t	losses;			/* connections lost, or not made */
 } RelayDatabase;

@@ -41,6 +41,7 @@
 #define ANSWER_LIMIT	30000	/* for the result, after the sleep */
 #define SHORT_WAIT		1000	/* the sleep while a sink is held */
 #define FIRST_NAP		5		/* the first one while a sink is full */
+#define ARRIVAL_TIME	3600000	/* how long a slow arrival is remembered */
 #define CANCEL_AGAIN	200
 #define LIST_AGAIN		500		/* while no topic can be taken */
 
@@ -341,8 +342,8 @@ answered(void *owner, PGresult *result)
 }
 
 /*
- * Note how long the result of a take took to arrive.  Follow an increase at
- * once, and a decrease slowly.
+ * Note how long the result of a take took to arrive, if that is the longest
+ * time of the last hour.
  */
 static void
 note_arrival(RelayTaker *taker, int64_t now)
@@ -350,9 +351,11 @@ note_arrival(RelayTaker *taker, int64_t now)
 	int64_t		first_sign = taker->database.first_sign;
 	int64_t		arrival = first_sign ? now - first_sign : 0;
 
-	taker->arrival -= taker->arrival / 8;
-	if (arrival > taker->arrival)
+	if (arrival >= taker->arrival || now >= taker->arrival_end)
+	{
 		taker->arrival = arrival;
+		taker->arrival_end = now + ARRIVAL_TIME;
+	}
 	taker->late = now >= taker->taken_at + taker->lease;
 }
 
