@@ -15,8 +15,8 @@
  *		transaction.
  *	-	If it fails, the lease ends after a pause, and the claim is resumed
  *		again, until it has no attempts left; see idem_abandoned().
- *	-	If it is deferred, the completer keeps the claim for the pause, because
- *		the server would count an attempt.
+ *	-	If it is deferred, the completer keeps the claim and its token for the
+ *		pause, because the server would count an attempt.
  *	-	Each call has the claim token.  If another claimant has taken the claim
  *		over, the server refuses the call, and the claim is dropped here.
  *	-	If the application holds the claim's row, or the server refuses a call

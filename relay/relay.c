@@ -385,7 +385,7 @@ resume(Relay *relay)
 
 /*
  * Return the descriptor of a copy of the configuration file, or 0 if there is
- * not exactly one file, or it cannot be copied.
+ * none, or it cannot be copied.
  */
 static int
 copy_config(const Relay *relay)
@@ -398,11 +398,8 @@ copy_config(const Relay *relay)
 
 	for (i = 1; i < relay->argc; i++)
 	{
-		if (strncmp(relay->argv[i], "--config=", 9) != 0)
-			continue;
-		if (path)
-			return 0;
-		path = relay->argv[i] + 9;
+		if (strncmp(relay->argv[i], "--config=", 9) == 0)
+			path = relay->argv[i] + 9;
 	}
 	from = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
 	if (from < 0)

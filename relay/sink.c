@@ -269,9 +269,11 @@ fail(RelayMessage *message, RelayFailure failure, bool ended,
 	record->failures++;
 	record->delivered = sink->delivered;
 	relay_sink_suspect(sink, record, failure, ended, why);
-	if (record->failures > free_failures[failure] &&
-		(!relay_sink_can_be_down(sink) ||
-		 now - record->since >= sink->grace))
+	/* The request of a claim can still run, so the next needs a new token. */
+	if ((message->claim_token && failure == RELAY_FAILED) ||
+		(record->failures > free_failures[failure] &&
+		 (!relay_sink_can_be_down(sink) ||
+		  now - record->since >= sink->grace)))
 	{
 		refuse(message, retry_after > 0 ? retry_after : -1, why);
 		return;
