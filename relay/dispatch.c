@@ -105,7 +105,8 @@ relay_dispatch_connecting(const RelayRouting *routing)
 }
 
 /*
- * Release the messages in flight, and disconnect their sinks for good.
+ * Release the messages in flight, and disconnect their sinks until
+ * relay_dispatch_resume().
  */
 void
 relay_dispatch_abandon(const RelayRouting *routing)
@@ -121,5 +122,21 @@ relay_dispatch_abandon(const RelayRouting *routing)
 		while (sink->in_flight.first)
 			relay_queue_release(sink->queue, sink->in_flight.first);
 		sink->held_until = INT64_MAX;
+	}
+}
+
+/*
+ * Connect the sinks that relay_dispatch_abandon() has disconnected again.
+ */
+void
+relay_dispatch_resume(const RelayRouting *routing)
+{
+	RelaySink  *sink;
+
+	for (sink = routing->first; sink; sink = sink->next)
+	{
+		if (!sink->connected && !sink->disabled &&
+			sink->held_until == INT64_MAX)
+			sink->held_until = 0;
 	}
 }
