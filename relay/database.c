@@ -280,7 +280,9 @@ relay_database_close(RelayDatabase *database)
 	free(database->schema);
 	database->schema = NULL;
 	database->pid = 0;
-	if (database->timeline == database->server->timeline)
+	if (database->timeline != 0 &&
+		database->timeline == database->server->timeline &&
+		--database->server->newest == 0)
 		database->server->timeline = 0;
 	database->timeline = 0;
 	database->state = RELAY_DATABASE_OFF;
@@ -561,7 +563,12 @@ end_setup(RelayDatabase *database, PGresult *result)
 			lose(database, "another server has a newer timeline");
 		else
 		{
-			server->timeline = database->timeline;
+			if (database->timeline > server->timeline)
+			{
+				server->timeline = database->timeline;
+				server->newest = 0;
+			}
+			server->newest += database->timeline != 0;
 			database->state = RELAY_DATABASE_IDLE;
 			if (database->losses > 0 && database->backoff > 0)
 				relay_log(RELAY_INFO, "connected to the database again (%s)",

@@ -61,6 +61,7 @@ typedef struct RelayServer
 	int			good_host;		/* number of the one that worked at start */
 
 	unsigned	timeline;		/* the newest of the connections; 0: unknown */
+	int			newest;			/* connections that have it */
 	int			max_attempts;	/* idempotency.outbox_max_attempts */
 	bool		no_timeline;	/* it does not report one */
 	bool		has_timeline;	/* it has reported one, so it can again */

@@ -37,7 +37,8 @@ relay_dispatch_work(const RelayRouting *routing, const RelayAnswers *answers,
 		if (sink->held_until > now)
 		{
 			/* A claim that is returned costs an attempt. */
-			if (sink->held_until - now > KEEP_LIMIT && !sink->scopes)
+			if (sink->held_until - now > KEEP_LIMIT &&
+				(!sink->scopes || sink->disabled))
 				relay_sink_release_ready(sink);
 			relay_loop_wake_at(sink->loop, sink->held_until);
 		}
@@ -59,7 +60,8 @@ relay_dispatch_work(const RelayRouting *routing, const RelayAnswers *answers,
 
 			/* Its lease is lost, or cannot be extended now. */
 			if (message->lease_end == RELAY_LEASE_LOST ||
-				(!may_start && message->answer_alone))
+				(!may_start &&
+				 (message->answer_alone || message->claim_token)))
 			{
 				relay_queue_release(sink->queue, message);
 				continue;

@@ -269,8 +269,8 @@ fail(RelayMessage *message, RelayFailure failure, bool ended,
 	record->failures++;
 	record->delivered = sink->delivered;
 	relay_sink_suspect(sink, record, failure, ended, why);
-	/* The request of a claim can still run, so the next needs a new token. */
-	if ((message->claim_token && failure == RELAY_FAILED) ||
+	/* A request that was sent can still run.  Its token is not used again. */
+	if ((message->claim_token && failure != RELAY_UNSENT) ||
 		(record->failures > free_failures[failure] &&
 		 (!relay_sink_can_be_down(sink) ||
 		  now - record->since >= sink->grace)))
