@@ -89,7 +89,7 @@ def extends_lease(world):
 
 def sent_once(world):
     """If a kept connection ends without a response, the request is sent again only
-    with another token."""
+    with another token.  No connection is kept without use."""
     endpoint = Endpoint(lambda request, number: None if number == 2 else (200, {}, b''))
     world.query('TRUNCATE idem_keys')
     relay = world.relay('--c.resume=shop', '--c.sink=webhook', '--c.url=' + endpoint.url).started()
@@ -98,6 +98,7 @@ def sent_once(world):
         until('it is completed', lambda k=key: lookup(world, k)[0] == 'completed')
     equal('requests and tokens', (len(endpoint.requests), len({
         request.headers['Idempotency-Claim-Token'] for request in endpoint.requests})), (3, 3))
+    until('no connection is left', lambda: not endpoint.connections, 5)
     equal('the status', relay.stop(), 0)
     endpoint.close()
 
