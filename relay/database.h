@@ -39,6 +39,14 @@
 	" WHERE c.relname OPERATOR(pg_catalog.=) 'idem_p_installation'" \
 	" AND (r.rolsuper OR r.oid OPERATOR(pg_catalog.=) d.datdba)))"
 
+/*
+ * The timeline of a server that is not a standby.  Some services that resemble
+ * PostgreSQL do not report it.
+ */
+#define RELAY_TIMELINE \
+	"pg_catalog.left(pg_catalog.pg_walfile_name(" \
+	"pg_catalog.pg_current_wal_lsn()), 8)"
+
 /* How connections are made, for all of them. */
 typedef struct RelayServer
 {
@@ -52,8 +60,11 @@ typedef struct RelayServer
 	int			nhosts;
 	int			good_host;		/* number of the one that worked at start */
 
+	unsigned	timeline;		/* the newest of the connections; 0: unknown */
+	int			newest;			/* connections that have it */
 	int			max_attempts;	/* idempotency.outbox_max_attempts */
 	bool		no_timeline;	/* it does not report one */
+	bool		has_timeline;	/* it has reported one, so it can again */
 	char	   *lacking;		/* functions of completer.c that the role
 								 * cannot call; NULL: none */
 } RelayServer;
@@ -87,12 +98,15 @@ typedef struct RelayDatabase
 	PGconn	   *connection;
 	PGresult   *result;			/* received so far */
 	int64_t		deadline;		/* of the current state */
+	int64_t		limit;			/* of a query, from each sign of life */
+	int64_t		first_sign;		/* of life since the query; 0: none */
 	int64_t		next_try;
 	int64_t		backoff;		/* 0: a query has succeeded since */
 	int			pid;			/* of the server process */
 	char	   *schema;			/* of the extension, quoted */
 	bool		is_utf8;		/* the database's encoding */
 	unsigned	timeline;		/* of the server; 0: unknown */
+	bool		no_timeline;	/* this connection does not ask for it */
 	int			first_host;		/* number of the host to try first */
 	uint64_t	losses;			/* connections lost, or not made */
 } RelayDatabase;

@@ -35,6 +35,7 @@
 static void log_notice(void *argument, const char *notice);
 static bool prepare(RelaySink *sink, const char *statement, char *why,
 					size_t size);
+static bool read_timeline(RelaySink *sink, char *why, size_t size);
 static PGresult *wait_for_result(RelaySink *sink, int sent);
 static void describe_failure(const RelaySink *sink, const PGresult *result,
 							 char *why, size_t size);
@@ -90,7 +91,8 @@ relay_pipeline_connect(RelaySink *sink, const char *statement, char *why,
 	if (!done)
 		describe_failure(sink, result, why, size);
 	PQclear(result);
-	done = done && prepare(sink, statement, why, size);
+	done = done && (!pipeline->has_outbox || read_timeline(sink, why, size)) &&
+		prepare(sink, statement, why, size);
 	if (!done)
 	{
 		PQfinish(pipeline->connection);
@@ -160,6 +162,32 @@ prepare(RelaySink *sink, const char *statement, char *why, size_t size)
 	PQclear(schema);
 	PQclear(result);
 	relay_text_free(query);
+	return done;
+}
+
+/*
+ * Read the timeline of the server, if it reports one.
+ */
+static bool
+read_timeline(RelaySink *sink, char *why, size_t size)
+{
+	RelayPipeline *pipeline = sink->state;
+	PGresult   *result = wait_for_result(sink,
+										 PQsendQuery(pipeline->connection,
+													 "SELECT "
+													 RELAY_TIMELINE));
+	const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+	bool		done = PQntuples(result) == 1;
+
+	pipeline->timeline = done ?
+		(unsigned) strtoul(PQgetvalue(result, 0, 0), NULL, 16) : 0;
+	/* It is not supported, or not allowed. */
+	if (state && (strncmp(state, "0A", 2) == 0 ||
+				  strncmp(state, "42", 2) == 0))
+		done = true;
+	if (!done)
+		describe_failure(sink, result, why, size);
+	PQclear(result);
 	return done;
 }
 

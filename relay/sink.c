@@ -269,9 +269,11 @@ fail(RelayMessage *message, RelayFailure failure, bool ended,
 	record->failures++;
 	record->delivered = sink->delivered;
 	relay_sink_suspect(sink, record, failure, ended, why);
-	if (record->failures > free_failures[failure] &&
-		(!relay_sink_can_be_down(sink) ||
-		 now - record->since >= sink->grace))
+	/* A request that was sent can still run.  Its token is not used again. */
+	if ((message->claim_token && failure != RELAY_UNSENT) ||
+		(record->failures > free_failures[failure] &&
+		 (!relay_sink_can_be_down(sink) ||
+		  now - record->since >= sink->grace)))
 	{
 		refuse(message, retry_after > 0 ? retry_after : -1, why);
 		return;
@@ -294,6 +296,7 @@ defer(RelayMessage *message, int64_t retry_after, const char *why)
 
 	if (pause < retry_after)
 		pause = retry_after;
+	message->due = relay_now() + pause;
 	sink->deferred++;
 	relay_log(RELAY_WARNING, "message %s of topic \"%s\" is deferred for "
 			  "%.1f s: %s", message->label, message->topic,

@@ -2,7 +2,9 @@
 
 import contextlib
 import select
+import socket
 import threading
+import time
 
 
 class Forwarder:
@@ -26,6 +28,21 @@ class Forwarder:
                 target.sendall(data)
 
 
+class SlowLink(Forwarder):
+    """Forwards at most "rate" bytes per second of each connection to its client."""
+
+    def __init__(self, listener, connect, rate):
+        self.rate = rate
+        super().__init__(listener, connect)
+
+    def copy(self, source, target, from_client):
+        with contextlib.suppress(OSError), source, target:
+            source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            while data := source.recv(8192):
+                time.sleep(0 if from_client else len(data) / self.rate)
+                target.sendall(data)
+
+
 class Gate(Forwarder):
     """While it is not "opened", nothing passes in one direction."""
 
@@ -40,6 +57,16 @@ class Gate(Forwarder):
             while data := source.recv(65536):
                 if from_client == self.from_client:
                     self.opened.wait()
+                target.sendall(data)
+
+
+class Slow(Forwarder):
+    """Delays everything."""
+
+    def copy(self, source, target, from_client):
+        with contextlib.suppress(OSError), source, target:
+            while data := source.recv(65536):
+                time.sleep(0.03)
                 target.sendall(data)
 
 

@@ -57,6 +57,19 @@ def tried_again(world):
     endpoint.close()
 
 
+def repeated_once(world):
+    """A message that has failed is not sent twice at an attempt, even if it ends the
+    kept connection."""
+    answers = iter([(500, {}, b'broken'), None])
+    endpoint = Endpoint(lambda request, number: next(answers, None) if request.body == b'"bad"' else (204, {}, b''))
+    relay = webhook(world, endpoint.url)
+    message_id = world.publish('t', '"bad"')
+    until('the second attempt has failed', lambda: 'returned nothing' in (world.outbox(message_id)[3] or ''))
+    equal('requests', len(endpoint.requests), world.outbox(message_id)[1])
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
 def overloaded(world):
     """503 with Retry-After pauses a key, and costs nothing."""
     endpoint = Endpoint(lambda request, number: (503, {'Retry-After': '2'}, b'') if number == 1 else (204, {}, b''))
@@ -312,16 +325,46 @@ def faulty_reload(world):
     endpoint.close()
 
 
+def lost_secret(world):
+    """If a file that the configuration names is gone when the relay would start
+    again, it continues with the old configuration."""
+    endpoint = Endpoint(lambda request, number: (time.sleep(3) if number == 1 else None) or (204, {}, b''))
+    secret, path = (os.path.join(world.directory, name) for name in ('secret', 'secret.conf'))
+    for name, text in ((secret, SECRETS[0]), (path, 'stop_timeout = 1s\n[w]\nsink = webhook\ntopics = *\nurl = %s\nsecret_file = %s\n' % (
+            endpoint.url, secret))):
+        with open(name, 'w') as file:
+            file.write(text)
+        os.chmod(name, 0o600)
+    relay = world.relay('--config=' + path).started()
+    world.publish('t')
+    until('it is sent', lambda: endpoint.requests)
+    relay.signal(signal.SIGHUP)
+    until('it reloads', lambda: 'reloading' in relay.said())
+    os.rename(secret, secret + '.old')
+    until('the relay continues', lambda: 'keeps the old one' in relay.said())
+    world.publish('t')
+    world.all_acked(2)
+    os.rename(secret + '.old', secret)
+    relay.signal(signal.SIGHUP)
+    until('it starts again', lambda: relay.said().count('info: started') == 2)
+    world.publish('t')
+    world.all_acked(3)
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
 TESTS = [
     ('the host name in the certificate of a webhook is verified', host_verified),
     ('after a success, the pause begins at half a second', short_pause_again),
     ('a webhook with a new configuration that has faults continues', faulty_reload),
+    ('a webhook whose secret is gone at a reload continues', lost_secret),
     ('a webhook that answers 200 without end has answered', endless),
     ('a webhook may answer with any bytes', any_bytes),
     ('an endpoint that takes no connection costs no attempt', unreachable),
     ('webhooks over TLS, with certificates of one\'s own', over_tls),
     ('a webhook is signed as the specification has it', signed),
     ('a webhook is tried again, after Retry-After', tried_again),
+    ('a webhook that has failed is sent once at each attempt', repeated_once),
     ('503 pauses a webhook without an attempt', overloaded),
     ('an endpoint that is not there costs no attempt', not_there),
     ('an endpoint that does not answer costs one', silent),

@@ -47,3 +47,13 @@ async def ask(app, key=None, *, path="/o", body=b"{}", method="POST", headers=()
     except Exception as error:
         answer.escaped = error
     return answer
+
+
+class CopiesScope:
+    """Middleware that changes the scope, which the specification of ASGI wants to be copied for that."""
+
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        await self.app({**scope, "tenant": 1}, receive, send)

@@ -2,12 +2,15 @@
 
 import json
 import time
+from datetime import timedelta
+from decimal import localcontext
 from pathlib import Path
 
 import pytest
 
-from pg_idempotency import Idempotency, JsonText, Response, new_key
+from pg_idempotency import Idempotency, JsonText, Response, core, new_key
 from pg_idempotency.functions import Functions
+from pg_idempotency.intervals import seconds
 from pg_idempotency.memory import MemoryIdempotency
 
 TABLES = Path(__file__).parents[3] / "test" / "http"
@@ -47,21 +50,70 @@ def test_bad_arguments(idem):
     assert len(TABLE) > 100
     wrong = []
     for name, given, state in TABLE:
-        ends = [end_of(client, name, given) for client in (idem, MemoryIdempotency())]
+        double = MemoryIdempotency()
+        double.claim("other", new_key())        # as on the server, there is a token
+        ends = [end_of(client, name, given) for client in (idem, double)]
         if ends != [state, state]:
             wrong.append((*ends, name, str(given)[:150], state))
     assert not wrong, "\n".join(map(str, wrong))
 
 
+@pytest.mark.parametrize("text", ["5s", "1.5 min", "2 hours 3 minutes", "01:30", "10:00:01.5", "1 mon", "1y",
+                                  "PT1S", "PT0.25S", "P1D", "P1DT2H3M4S", "P1Y2M3W", "PT90M", "P1M"])
+def test_an_interval_is_as_long_as_the_server_says(pool, text):
+    with pool.connection() as connection:
+        assert seconds(text) == connection.execute("SELECT extract(epoch FROM %s::interval)::float8", (text,)).fetchone()[0]
+
+
+@pytest.mark.parametrize("text", ["", "soon", "P", "PT", "P1H", "1 fortnight", "-1s", "PT-1S", "P1DT"])
+def test_a_text_that_is_no_interval_for_the_client(text):
+    assert seconds(text) is None
+
+
+def test_the_claim_has_a_limit_beyond_its_wait(idem):
+    for wait in ("PT2S", "2s", timedelta(seconds=2)):
+        assert idem.call("u", new_key(), wait=wait).claim_limit == core.ANSWER_LIMIT + 2
+
+
+@pytest.mark.parametrize("number", ["630065110902167270606355829193021300", "12345678901234567890123456789012345678901.5e-7", "1234567"])
+def test_a_number_keeps_its_digits_in_any_decimal_context(idem, number):
+    with localcontext() as context:
+        context.prec = 6
+        server, double = both(idem, lambda client: client.canonical_json(JsonText(number)))
+        assert server == double
+
+
 def both(idem, call):
     """The ends of a call on the server and on the double: its value, or the SQLSTATE or the class of its error."""
-    ends = []
-    for client in (idem, MemoryIdempotency()):
-        try:
-            ends.append(call(client))
-        except Exception as error:
-            ends.append(getattr(error, "sqlstate", None) or type(error))
-    return ends
+    return [ends_of(lambda: call(client)) for client in (idem, MemoryIdempotency())]
+
+
+def ends_of(call):
+    try:
+        return call()
+    except Exception as error:
+        return getattr(error, "sqlstate", None) or type(error)
+
+
+@pytest.mark.parametrize("end", ["fail", "complete", "claim"])
+def test_the_double_erases_what_the_server_erases(idem, end):
+    server, double = both(idem, lambda client: erased(client, end))
+    assert server == double and server[0] is True
+
+
+def test_the_double_releases_what_the_server_releases(idem):
+    server, double = both(idem, released)
+    assert server == double and server[0] is True
+    assert both(idem, lambda client: client.complete("s", "short", 99)) == ["22023", "22023"]
+
+
+@pytest.mark.parametrize("document", [
+    '{"bb": 1.00, "a":1e2, "c":[ ], "a":2, "d":{}, "z":-0.0, "y":1E-5, "x":-0, "w":12345678901234567890.10}', "[1,2.5]", "null",
+    '"\\u00e9\\/\\n\\u0001\\ud83d\\ude00"', '{"ž":1,"zz":2,"é":{"b":1,"a":2}}', "1e-16383", "1e-16384", "1e131072", "0e200000",
+    "1e400000000000000000000"])
+def test_the_double_has_the_server_s_text_of_a_message(idem, document):
+    server, double = both(idem, lambda client: published(client, document))
+    assert server == double
 
 
 def nested(client):
@@ -79,6 +131,36 @@ def inactive(client):
     user = new_key()
     client.set(user, "post", "1", "like", False, 1)
     return client.action_states(user, "post", ["1"])
+
+
+def erased(client, end):
+    """What is left of a record with a checkpoint, and what the claimant hears."""
+    key = new_key()
+    token = client.claim("s", key).claim_token
+    client.checkpoint("s", key, "charged", {"charge": 1}, claim_token=token)
+    if end == "fail":
+        client.fail("s", key, "declined", token)
+    elif end == "complete":
+        client.complete("s", key, 201, "b", {"A": "b"}, token)
+    was_erased, found = client.erase("s", key), client.lookup("s", key)
+    return (was_erased, found.state, found.error, found.recovery_point, found.recovery_state_text, found.response_status,
+            found.response_headers, found.response_body, end == "complete" and client.complete("s", key, 201, "b", {}, token))
+
+
+def released(client):
+    """Of keys without a record: a token that was given out was released before."""
+    ends, key = [], new_key()
+    token = client.claim("s", key).claim_token
+    for given in token, token, 2**40, 0:
+        for name in key, "short":
+            ends.append(ends_of(lambda: client.release("s", name, given)))
+    return ends
+
+
+def published(client, document):
+    topic = new_key()
+    client.publish(topic, JsonText(document), headers={"b": 1, "a": 2})
+    return [(one.payload_text, one.headers_text) for one in client.outbox_take(topics=[topic])]
 
 
 def claimed_twice(client):
@@ -159,7 +241,7 @@ EDGES = {
     "boolean": [None, False],
     "int": [None, 0, -1, 99, 599, 600, 2**31 - 1, 2**31, -2**31, -2**31 - 1],
     "bigint": [None, 0, -1, 2**62, 2**63 - 1, 2**63, -2**63, -2**63 - 1],
-    "interval": [None, "0s", "-1s", "", "soon", "1 fortnight", "10 minutes", "12 hours", "13 hours", "1 year", "400000000 days"],
+    "interval": [None, "0s", "-1s", "", "soon", "1 fortnight", "10 minutes", "PT1S", "12 hours", "13 hours", "1 year", "400000000 days"],
     "wait": [None, "-1s", "11 minutes", "soon"],
     "json": [None, [], "s", {"A": ["b"]}, {"a": "\0"}, {"a": "\ud800"}, JsonText("{"), JsonText(""), JsonText("1e200000"), "x" * 1_100_000],
     "response_body": [None, "", "a\0", "\ud800", b"\0\xff", "x" * 2**20, "x" * (2**20 + 1), b"x" * 2**20, b"x" * (2**20 + 1)],

@@ -107,7 +107,9 @@ def test_json_is_compared_in_canonical_form(asked):
     send = asked()
     assert send(b'{"a": 1, "b": [1.0, "\\u0061"]}')[:2] == (200, False)
     assert send(b'{"b":[1,"a"],  "a":1e0}')[:2] == (200, True)
-    assert send(b'{"a": 1, "b": [1.0, "a"]}', "application/json; charset=utf-8")[:2] == (200, True)
+    for parameters in "; charset=utf-8", ";odata.metadata=minimal", '; profile="x"; charset="UTF-8"':
+        assert send(b'{"a": 1, "b": [1.0, "a"]}', f"application/json{parameters}")[:2] == (200, True)
+    assert send(b'{"a": 1, "b": [1.0, "a"]}', "application/json; profile=x; charset=latin1")[0] == 422
     assert send(b'{"a": 2, "b": [1.0, "a"]}')[0] == 422
 
 
@@ -135,9 +137,10 @@ def test_multipart_forms_are_compared_without_their_boundary(asked):
             b"--B--", b"--" + boundary + b"--")
 
     send = asked()
-    assert send(body(b"one"), "multipart/form-data; boundary=one")[:2] == (200, False)
-    assert send(body(b"two"), 'multipart/form-data; boundary="two"')[:2] == (200, True)
-    assert send(body(b"two", b"y"), "multipart/form-data; boundary=two")[0] == 422
+    assert send(body(b"one", b"x one"), "multipart/form-data; boundary=one")[:2] == (200, False)
+    assert send(body(b"two", b"x one"), 'multipart/form-data; boundary="two"')[:2] == (200, True)
+    for text in b"y", b"x ", b"x one\r\n--", b"x two", b"two x", b"x--two", b"":
+        assert send(body(b"two", text), "multipart/form-data; boundary=two")[0] == 422
 
 
 def test_members_can_be_left_out(asked):

@@ -13,7 +13,7 @@ import pytest
 from proxy import Proxy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from pg_idempotency import AsyncIdempotency, Idempotency, Response, TimedOut, TransactionEnded, new_key
+from pg_idempotency import AsyncIdempotency, Idempotency, Response, TimedOut, TransactionEnded, new_key, runtimes
 from pg_idempotency.postgres import PsycopgSession
 
 
@@ -212,6 +212,21 @@ def test_a_server_that_falls_silent_after_a_job_s_commit(database, monkeypatch, 
     proxy.close()
 
 
+def test_a_silent_server_at_the_begin_of_the_last_step(database, effects, monkeypatch):
+    monkeypatch.setattr("pg_idempotency.core.ANSWER_LIMIT", 1)
+    monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.5)
+    proxy, key, began = Proxy(), new_key(), time.monotonic()
+    with ConnectionPool(proxy.conninfo, min_size=1, max_size=1, timeout=10) as pool:
+        def job(job):
+            proxy.silence = b"idem_heartbeat"
+            return job.finish(lambda tx: tx.execute("INSERT INTO effects VALUES (%s)", (key,)) and Response())
+
+        with pytest.raises(TimedOut):
+            Idempotency(pool).job("u", key, job, lease="10 minutes")
+    assert time.monotonic() - began < 20 and effects(key) == 0
+    proxy.close()
+
+
 def test_a_silent_server_after_a_handler_s_own_commit(database, monkeypatch):
     monkeypatch.setattr("pg_idempotency.core.ANSWER_LIMIT", 1)
     monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.5)
@@ -252,6 +267,34 @@ def test_a_pool_that_is_open_at_a_fork_is_refused(database, opened):
         pool.close()
 
 
+@pytest.mark.parametrize("shared", ["_watchdog", "_deferring"])
+def test_a_fork_while_another_thread_holds_a_lock(database, shared):
+    """The child waits for no thread of its parent."""
+    held, release, key = threading.Event(), threading.Event(), new_key()
+    found = getattr(runtimes, shared)
+
+    def hold():
+        with found._changed if shared == "_watchdog" else found._lock:
+            held.set()
+            release.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if not child:
+        with suppress(BaseException), ConnectionPool("", min_size=1) as pool:
+            idem = Idempotency(pool)
+            idem.request("u", key, lambda tx: Response(201))
+            os._exit(int(not idem.request("u", key, lambda tx: Response(201)).replayed))
+        os._exit(2)
+    try:
+        assert ends_within(child, 10) == 0
+    finally:
+        release.set()
+        thread.join()
+
+
 def ends_within(child, seconds):
     """The exit code of a process, which is killed when the time is over."""
     until = time.monotonic() + seconds
@@ -263,6 +306,24 @@ def ends_within(child, seconds):
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return None
+
+
+@pytest.mark.parametrize("option", ["", "connect_timeout=3"])
+def test_a_server_that_accepts_no_connection(database, monkeypatch, asynchronously, option):
+    """And says nothing: a connection string has a limit."""
+    monkeypatch.setattr("pg_idempotency.postgres.CONNECT_LIMIT", 2)
+    proxy, began = Proxy(), time.monotonic()
+    proxy.all_silent, conninfo = True, f"{proxy.conninfo} {option}"
+
+    async def test(_, pool):
+        with pytest.raises(psycopg.OperationalError):
+            await AsyncIdempotency(conninfo).once("s", new_key())
+
+    with pytest.raises(psycopg.OperationalError):
+        Idempotency(conninfo).once("s", new_key())
+    asynchronously(test)
+    assert time.monotonic() - began < 20
+    proxy.close()
 
 
 @pytest.mark.parametrize("silence", [b"idem_claim", b"idem_complete", b"COMMIT"])

@@ -7,7 +7,7 @@ import json
 from decimal import Decimal
 
 import pytest
-from asgi import ask
+from asgi import CopiesScope, ask
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Header, HTTPException, Request, Response
 from pydantic import BaseModel
 
@@ -270,10 +270,13 @@ def test_an_application_that_is_mounted(asynchronously, effects, root_path):
     asynchronously(test)
 
 
-def test_a_body_is_read_up_to_a_limit_before_the_login(asynchronously):
-    """FastAPI reads the body of a model before it asks its dependencies."""
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_body_is_read_up_to_a_limit_before_the_login(asynchronously, copies):
+    """FastAPI reads the body of a model before it asks its dependencies, also behind middleware that copies the scope."""
     async def test(idem, pool):
         app = FastAPI()
+        if copies:
+            app.add_middleware(CopiesScope)
 
         def login():
             raise HTTPException(401)

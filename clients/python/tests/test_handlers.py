@@ -245,18 +245,21 @@ def test_timeout_of_a_job_asynchronous(asynchronously):
     asynchronously(test)
 
 
-@pytest.mark.parametrize("timeout, error, text", [
+@pytest.mark.parametrize("options, error, text", [
     ({"timeout_ms": 0}, ValueError, "timeout must not be 0"),
     ({"timeout": "5 bananas"}, ValueError, "timeout must not be 5 bananas"),
     ({"timeout_ms": -1}, ValueError, "timeout_ms must not be negative"),
     ({"timeout": 5}, TypeError, "timeout must be a string such as"),
     ({"timeout": "1s", "timeout_ms": 1}, TypeError, "timeout and timeout_ms cannot both be set"),
+    ({"wait": "5 bananas"}, ValueError, "wait must be a duration such as '5s', not '5 bananas'"),
+    ({"wait": "-1s"}, ValueError, "wait must be a duration"),
+    ({"ttl": "0s"}, ValueError, "ttl must not be 0"),
 ])
-def test_timeouts_that_are_none(idem, timeout, error, text):
+def test_durations_that_are_none(idem, options, error, text):
     with pytest.raises(error, match=text):
-        idem.request("u", new_key(), lambda tx: pytest.fail("has run"), **timeout)
+        idem.request("u", new_key(), lambda tx: pytest.fail("has run"), **options)
     with pytest.raises(error, match=text):
-        Idempotency("", **timeout)
+        Idempotency("", **options)
 
 
 def ended(pid):

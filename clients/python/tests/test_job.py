@@ -6,9 +6,9 @@ import time
 
 import pytest
 from proxy import Proxy
-from psycopg_pool import ConnectionPool, PoolTimeout
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
-from pg_idempotency import (ClaimLost, ClaimNotFound, Idempotency, InProgress, NotFinished, Response,
+from pg_idempotency import (AsyncIdempotency, ClaimLost, ClaimNotFound, Idempotency, InProgress, NotFinished, Response,
                             TransactionEnded, core, new_key)
 
 
@@ -245,6 +245,7 @@ def test_database_gone(database):
     """No heartbeat gets through: lost when the lease is over, by this clock."""
     proxy = Proxy()
     with ConnectionPool(proxy.conninfo, min_size=1, max_size=2, timeout=0.2) as pool:
+        pool.wait(30)
         idem = Idempotency(pool)
 
         def job(job):
@@ -254,6 +255,53 @@ def test_database_gone(database):
 
         with pytest.raises(ClaimLost):
             idem.job("u", new_key(), job, lease_ms=600)
+
+
+def test_a_heartbeat_without_an_answer_costs_no_lease(database):
+    """The next one goes out on another connection, in time."""
+    proxy = Proxy()
+    with ConnectionPool(proxy.conninfo, min_size=2, max_size=2) as pool:
+        def job(job):
+            proxy.silence = b"idem_heartbeat"
+            assert not job.lost.wait(11)
+            return job.finish(lambda tx: Response())
+
+        assert Idempotency(pool).job("u", new_key(), job, lease="9 seconds").stored
+    assert proxy.silence is None
+    proxy.close()
+
+
+def test_a_finished_job_does_not_wait_for_a_silent_heartbeat(database):
+    proxy, finished = Proxy(), []
+    with ConnectionPool(proxy.conninfo, min_size=2, max_size=2) as pool:
+        def job(job):
+            proxy.silence = b"idem_heartbeat"
+            while proxy.silence:
+                time.sleep(0.01)
+            finished.append(time.monotonic())
+            return Response()
+
+        assert Idempotency(pool).job("u", new_key(), job, lease="9 seconds").stored
+        assert time.monotonic() - finished[0] < 8
+    proxy.close()
+
+
+def test_a_finished_job_does_not_wait_for_a_silent_heartbeat_asynchronous(asynchronously):
+    async def test(_, pool):
+        async with AsyncConnectionPool(proxy.conninfo, min_size=2, max_size=2, open=False) as pool:
+            async def job(job):
+                proxy.silence = b"idem_heartbeat"
+                while proxy.silence:
+                    await asyncio.sleep(0.01)
+                finished.append(time.monotonic())
+                return Response()
+
+            assert (await AsyncIdempotency(pool).job("u", new_key(), job, lease="9 seconds")).stored
+            assert time.monotonic() - finished[0] < 8
+
+    proxy, finished = Proxy(), []
+    asynchronously(test)
+    proxy.close()
 
 
 def test_no_connection_for_the_heartbeat(database):

@@ -239,7 +239,6 @@ def test_a_silent_server_holds_no_request(database, silent_server, serves_beside
     engine.dispose()
 
 
-@pytest.mark.skipif(sqlalchemy.__version__ >= "2", reason="asyncpg's close(), which SQLAlchemy 2.0 calls, waits for a silent server")
 def test_a_silent_server_holds_no_asynchronous_request(database, effects, silent_server):
     (proxy, place, fall_silent), key = silent_server, new_key()
 
@@ -412,7 +411,11 @@ def test_a_session_that_has_begun_is_refused(engine, effects):
     assert effects(key) == 0
 
 
-@pytest.mark.skipif(sqlalchemy.__version__ < "2", reason="of 2.0")
+def test_a_session_of_two_phases_is_refused(engine):
+    with pytest.raises(TypeError, match="twophase"):
+        Idempotency(SQLAlchemy(engine, sessionmaker(twophase=True))).request("u", new_key(), lambda tx: Response())
+
+
 def test_a_session_whose_rollback_would_not_undo_the_response_is_refused(engine):
     with pytest.raises(TypeError, match="join_transaction_mode"):
         Idempotency(SQLAlchemy(engine, sessionmaker(join_transaction_mode="create_savepoint"))).request("u", new_key(), lambda tx: Response())

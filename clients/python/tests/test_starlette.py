@@ -9,12 +9,13 @@ from datetime import timedelta
 
 import psycopg
 import pytest
-from asgi import ask
+from asgi import CopiesScope, ask
 from starlette.applications import Starlette
 from starlette.authentication import (AuthCredentials, AuthenticationBackend, AuthenticationError, SimpleUser, requires)
 from starlette.background import BackgroundTask
 from starlette.endpoints import HTTPEndpoint
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
@@ -173,7 +174,8 @@ def test_a_guard_that_cannot_run_is_an_error(asynchronously):
         answer = await ask(Starlette(routes=[Route("/o", guarded, methods=["POST"])]), new_key())
         assert answer.status == 500 and "no install(app, idempotency)" in str(answer.escaped)
         # The route leads past the guard: known when install() is called, or at the start.
-        for routes in ([Route("/o", order, methods=["POST"])], [Mount("/sub", routes=[Route("/o", order)])]):
+        for routes in ([Route("/o", order, methods=["POST"])], [Mount("/sub", routes=[Route("/o", order)])],
+                       [Mount("/sub", app=CopiesScope(Starlette(routes=[Route("/o", order)])))]):
             with pytest.raises(RuntimeError, match="order has a guard, but its route bypasses the guard"):
                 install(Starlette(routes=routes), idem)
         app = Starlette()
@@ -181,11 +183,12 @@ def test_a_guard_that_cannot_run_is_an_error(asynchronously):
         app.add_route("/o", order, methods=["POST"])
         for _ in range(2):
             assert "bypasses the guard" in str((await ask(app, new_key())).escaped)
-        app = Starlette()
-        install(app, idem)
-        assert (await ask(app)).status == 404
-        app.add_route("/o", plain, methods=["POST"])       # since the start
-        assert "bypasses the guard" in str((await ask(app, new_key())).escaped)
+        for middleware in ([], [Middleware(CopiesScope)]):
+            app = Starlette(middleware=middleware)
+            install(app, idem)
+            assert (await ask(app)).status == 404
+            app.add_route("/o", plain, methods=["POST"])       # since the start
+            assert "bypasses the guard" in str((await ask(app, new_key())).escaped)
         # Too late.
         app = Starlette()
         await ask(app)

@@ -100,14 +100,15 @@ class AdapterSession:
         """Within ROLLBACK_LIMIT, because a driver waits for a silent server for ever."""
         driver = self._driver()
 
-        async def cut() -> None:
+        async def cut() -> bool:
             self._is_aborted = True
             postgres.cut(driver)
+            return self.is_async
 
         if driver is None:
             await maybe_await(work())
         else:
-            bounded = AsyncRuntime().bounded if self.is_async else SyncRuntime().bounded
+            bounded = AsyncRuntime.bounded if self.is_async else SyncRuntime.bounded
             await bounded(work, postgres.ROLLBACK_LIMIT, cut)
 
     async def _performed(self, statement: Statement[Any]) -> Any:
@@ -127,15 +128,16 @@ class AdapterSession:
     def ended(self) -> bool:
         return False                        # the next statement fails
 
-    async def abort(self) -> None:
+    async def abort(self) -> bool:
         """Close the link: a thread that waits for a statement gets an error, and the server rolls back."""
         driver = None if self.lost else self._driver()
         self.lost = True
         if driver is None:
-            return
+            return self.is_async
         self._is_aborted = True
         try:
             if not self.is_async:               # an asynchronous driver asks itself, when its task is cancelled
                 await postgres.cancel_statement(driver)
         finally:
             postgres.cut(driver)
+        return self.is_async

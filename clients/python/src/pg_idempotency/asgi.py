@@ -3,11 +3,12 @@ work that was rolled back."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.responses import Response
 
 from .client import AsyncIdempotency, Defaults
@@ -25,23 +26,27 @@ def install(app: Any, idempotency: AsyncIdempotency | Defaults) -> None:
     if getattr(app, "middleware_stack", None) is not None:
         raise RuntimeError("the application is already running: call install() before the first request")
     build = app.build_middleware_stack
-    check_routes(list(_endpoints(app.routes)))
+    check_routes(list(_endpoints(app)))
 
     def built() -> App:
-        check_routes(list(_endpoints(app.routes)))
+        check_routes(list(_endpoints(app)))
         return IdempotencyMiddleware(build(), idempotency)
 
     app.build_middleware_stack = built
+    app.user_middleware.append(Middleware(IdempotencyMiddleware, idempotency=idempotency))
 
 
-def _endpoints(routes: Sequence[Any]) -> Iterator[Any]:
-    for route in routes:
-        yield getattr(route, "endpoint", None)
-        yield from _endpoints(getattr(route, "routes", None) or ())
+def _endpoints(found: Any) -> Iterator[Any]:
+    """The endpoints of a route or an application, also behind layers, each of which has the next one as app."""
+    yield getattr(found, "endpoint", None)
+    for one in getattr(found, "routes", None) or (getattr(found, "app", None),):
+        if one is not None:
+            yield from _endpoints(one)
 
 
 class IdempotencyMiddleware:
-    """The layer around an application of ASGI, the outermost one."""
+    """The layer around an application of ASGI, the outermost one.  The innermost one notes the scope in which the router
+    leaves the endpoint, because middleware in between can copy the scope."""
 
     def __init__(self, app: App, idempotency: AsyncIdempotency | Defaults) -> None:
         if not idempotency.core.runtime.asynchronous:
@@ -51,8 +56,8 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or KEY in scope:
-            if KEY in scope:                        # of an application that this one is mounted in
-                scope[KEY].client = self._client
+            if KEY in scope:                        # the innermost one, or of an application that is mounted
+                scope[KEY].client, scope[KEY].scope = self._client, scope
             await self.app(scope, receive, send)
             return
         lines = [text.decode("latin-1") for name, text in scope["headers"] if name.lower() == b"idempotency-key"]
@@ -62,7 +67,7 @@ class IdempotencyMiddleware:
         refused = False
 
         async def reading() -> Event:
-            guard = getattr(scope.get("endpoint"), GUARD, None)
+            guard = getattr(exchange.scope.get("endpoint"), GUARD, None)
             if guard is not None and exchange.limit is None:        # FastAPI reads the body before the guard runs
                 exchange.most_kept = max(exchange.most_kept, guard.max_request_size if exchange.may_have_form_key else 0)
             if guard is not None and exchange.limit is None and exchange.exceeds(guard):
@@ -76,14 +81,14 @@ class IdempotencyMiddleware:
         async def sending(event: Event) -> None:
             nonlocal refused
             if event["type"] == "http.response.start":
-                check_routes([scope.get("endpoint")])       # a route that was added since the start
+                check_routes([exchange.scope.get("endpoint")])       # a route that was added since the start
             if event["type"] == "http.response.start" and exchange.refuses(event["status"]):
                 refused = True
                 await response_of(exchange.refusal(event["status"]))(scope, receive, send)
             elif not refused:
                 await send(event)
 
-        scope[KEY] = exchange
+        scope[KEY], exchange.scope = exchange, scope
         await self.app(scope, reading, sending)
 
 

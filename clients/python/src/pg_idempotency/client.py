@@ -77,17 +77,17 @@ def servers_of(source: Any, schema: str, shards: Callable[[str], Any] | None, ru
     return Shards(PsycopgBackend(source, ROUTER_SCHEMA, runtime.asynchronous), shards, make_server, runtime)
 
 
-def check_ttl(ttl: Interval, ms: float | None = None) -> None:
-    """Of a request or a job; of a claim of one's own it may mean something."""
-    as_interval("ttl", ttl, ms)                     # or an error that names it
-    if seconds(ttl, ms) == 0:
+def chosen(name: str, interval: Interval, ms: float | None = None, default: Interval = None) -> Interval:
+    """The interval of a call, or the client's.  Raises an error if it makes no sense for a request or a job."""
+    if interval is None and ms is None:
+        return default
+    found = as_interval(name, interval, ms)[2]
+    if name == "ttl" and seconds(found) == 0:
         raise ValueError("ttl must not be 0, because the claim would expire before the response is stored: a duration is like "
                          "'24 hours'; omit ttl for the server's default")
-
-
-def chosen(name: str, interval: Interval, ms: float | None, default: Interval) -> Interval:
-    """The interval of a call, or the client's."""
-    return default if interval is None and ms is None else as_interval(name, interval, ms)[2]
+    if name == "wait" and seconds(found) is None:       # the client has to know it, too
+        raise ValueError(f"wait must be a duration such as '5s', not {interval!r}")
+    return found
 
 
 class Defaults:
@@ -104,8 +104,7 @@ class Defaults:
         runtime = self.runtime_class()
         self.core = Core(servers_of(source, schema, shards, runtime, max_waiters), runtime, Telemetry(on_outcome, tracing))
         self.schema = schema
-        check_ttl(ttl)
-        self._wait, self._ttl, self._lease = wait, ttl, lease
+        self._wait, self._ttl, self._lease = chosen("wait", wait), chosen("ttl", ttl), chosen("lease", lease)
         # By default, of handlers that hold a connection alone.
         self._is_default = timeout is DEFAULT_TIMEOUT and timeout_ms is None
         self._timeout = timeout_seconds(None if timeout is DEFAULT_TIMEOUT else timeout, timeout_ms)
@@ -121,8 +120,6 @@ class Defaults:
             raise TypeError(f"scope must be a str, the user or tenant that owns the key, not {scope!r}")
         if not isinstance(key, str):
             raise TypeError(f"key must be a str, the Idempotency-Key of the request, not {key!r}")
-        if ttl is not None or ttl_ms is not None:
-            check_ttl(ttl, ttl_ms)
         bound = self._timeout if timeout is None and timeout_ms is None else timeout_seconds(timeout, timeout_ms)
         return Call(scope, key, hash_of(request_hash, method, path, body), chosen("ttl", ttl, ttl_ms, self._ttl),
                     chosen("wait", wait, wait_ms, self._wait), chosen("lease", lease, lease_ms, self._lease), bound,

@@ -24,7 +24,7 @@ NO_JSON = {"22003", "22021", "22023", "22P02", "22P05", "54000", "54001"}
 Such a body is compared by its bytes."""
 Fingerprint = Callable[[Any, bytes], bytes | str] | Sequence[str]
 
-_JSON = re.compile(r"application/([^;]*\+)?json\s*(;\s*charset\s*=\s*\"?utf-?8\"?\s*)?", re.IGNORECASE)
+_JSON = re.compile(r"application/([^;]*\+)?json\s*(;(?!\s*charset\s*=(?!\s*\"?utf-?8\"?\s*(;|$)))[^;]*)*", re.IGNORECASE)
 _MULTIPART = re.compile(r"multipart/form-data\b.*;\s*boundary=(?:\"([^\"]+)\"|([^\s;]+))", re.IGNORECASE)
 _DISPOSITION = re.compile(rb"^content-disposition:[ \t]*form-data[ \t]*(;[^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _NAME = re.compile(rb";[ \t]*name=(?:\"([^\"]*)\"|([^\";\s]+))", re.IGNORECASE)
@@ -42,16 +42,20 @@ def form_keys(content_type: str, body: bytes, field: str) -> list[str]:
     if _FORM.match(content_type):
         found = re.findall(rb"(?:^|&)" + _encoded(name) + rb"=([^&]*)", body)
         return [unquote_plus(one.decode("latin-1"), errors="replace") for one in found]
-    multipart = _MULTIPART.match(content_type)
-    mark = b"\r\n--" + (multipart[1] or multipart[2]).encode("latin-1") if multipart else b"\r\n--"
     values = []
-    for part in (b"\r\n" + body).split(mark):
+    for part in _parts(content_type, body):
         if name in part:
             head, _, value = part.partition(b"\r\n\r\n")
             parameters = b"".join(_DISPOSITION.findall(head))
             if any((quoted or bare) == name for quoted, bare in _NAME.findall(parameters)) and not _FILE.search(parameters):
                 values.append(value.decode("utf-8", "replace"))
     return values
+
+
+def _parts(content_type: str, body: bytes) -> list[bytes]:
+    """The bytes between the delimiters of a multipart form; any other body is one part."""
+    multipart = _MULTIPART.match(content_type)
+    return (b"\r\n" + body).split(b"\r\n--" + (multipart[1] or multipart[2]).encode("latin-1")) if multipart else [body]
 
 
 @lru_cache
@@ -83,6 +87,8 @@ def hash_of_body(method: str, path: str, content_type: str, body: bytes,
                 function="pg_catalog.jsonb_delete_path",
                 arguments=(Argument("document", "jsonb", document.value), Argument("path", "text[]", list(one)))))
         return found._replace(arguments=(*first, document))
-    if multipart := _MULTIPART.match(content_type):
-        body = body.replace((multipart[1] or multipart[2]).encode("latin-1"), b"")
+    if body and _MULTIPART.match(content_type):
+        # The lengths take the place of the delimiters, because a value can look like one.
+        parts = _parts(content_type, body)
+        body = ",".join([str(len(part)) for part in parts]).encode() + b"".join(parts)
     return request_hash(method, path, body)

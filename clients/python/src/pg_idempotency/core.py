@@ -135,10 +135,9 @@ class Call:
     progress: Progress = field(default_factory=Progress)
 
     @property
-    def claim_limit(self) -> float | None:
-        """Seconds that the server has for the answer to the claim; None if only the server knows how long that waits."""
-        wait = 0.0 if self.wait is None else seconds(self.wait)
-        return None if wait is None else ANSWER_LIMIT + wait
+    def claim_limit(self) -> float:
+        """Seconds that the server has for the answer to the claim."""
+        return ANSWER_LIMIT + (seconds(self.wait) or 0.0)
 
     def commits(self, status: int) -> bool:
         """Whether a response with this status commits, or rolls back and is not stored.  A success always commits, as
@@ -261,13 +260,13 @@ class SessionLease:
     async def __aexit__(self, *error: Any) -> Any:
         return await self.detach()(*error)
 
-    async def abort(self) -> None:
+    async def abort(self) -> bool | None:
         """End the session of a handler that does not return, or whose session is gone, so that a pool gets it back.
         Of another source, the handler's thread or task gives it back when the handler returns."""
         self.was_aborted = True
         leave = self.detach() if self.server.backend.is_pool else None
         try:
-            await self.session.abort()
+            return await self.session.abort()
         finally:                                # also if the task is cancelled now
             if leave:
                 await leave(None, None, None)
@@ -312,10 +311,10 @@ class Core:
         """The server's answer.  If there is none within the limit, close the connection and raise TimedOut."""
         silent = False
 
-        async def abort() -> None:
+        async def abort() -> bool | None:
             nonlocal silent
             silent = True
-            await session.abort()
+            return await session.abort()
 
         try:
             found = await self.runtime.bounded(send, limit, abort)
@@ -327,7 +326,7 @@ class Core:
             raise TimedOut(f"the server did not answer within {limit:g} s")
         return found
 
-    async def _open(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None = ANSWER_LIMIT,
+    async def _open(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None,
                     repeats: bool = True, wait_for_move: bool = True) -> tuple[SessionLease, Any]:
         """A session where the scope lives, and the result of the first statement in it.
 
@@ -393,7 +392,7 @@ class Core:
         pin = self.servers.pin(call.scope)
 
         async def attempt(number: int) -> Result:
-            session_lease, _ = await self._open(call.scope, lambda server, session: session.begin(pin))
+            session_lease, _ = await self._open(call.scope, lambda server, session: session.begin(pin), ANSWER_LIMIT)
             async with session_lease as session:
                 call.progress.attempt += 1
                 response: Response = await self._handled(session_lease, deadline, handler)
@@ -411,7 +410,7 @@ class Core:
         """The handle of a transaction where the scope lives: COMMIT at the end, ROLLBACK after an error."""
         refuse_nested(self.servers.source, "transaction()", "tx, and savepoints")
         pin = self.servers.pin(scope)
-        session_lease, _ = await self._open(scope, lambda server, session: session.begin(pin))
+        session_lease, _ = await self._open(scope, lambda server, session: session.begin(pin), ANSWER_LIMIT)
         async with session_lease as session:
             with in_handler(self.servers.source, session_lease.server.backend.source):
                 yield session.handle
@@ -459,7 +458,7 @@ class Core:
         is_waiter = False
         before = time.monotonic()
         try:
-            if not wait and call.wait is not None and seconds(call.wait) != 0:
+            if not wait and seconds(call.wait):
                 wait = is_waiter = server.waiters.enter()
             with self.telemetry.span("claim"):
                 claim: HeldClaim = await send(self.servers.pinned(call.claim(wait)))
@@ -682,20 +681,21 @@ class Job:
     def _statement(self, name: str, *arguments: Any, **named: Any) -> Any:
         return make[name].make(None, self.scope, self.key, *arguments, claim_token=self.claim_token, **named)
 
-    async def _perform(self, make: Callable[[Session], Statement[T]], wait_for_move: bool = True) -> T:
+    async def _perform(self, make: Callable[[Session], Statement[T]], limit: float | None = None) -> T:
+        """With a limit, it waits neither for the move of a scope nor, after that, for a silent server."""
         async def attempt(number: int) -> T:
             for last in (False, False, True):
                 try:
-                    return await self._core.perform_for_scope(self.scope, make, wait_for_move, ANSWER_LIMIT)
+                    return await self._core.perform_for_scope(self.scope, make, limit is None, limit or ANSWER_LIMIT)
                 except Exception as error:
                     # A call with its token can be sent again.  Do not lose the work of a step for one lost connection.
-                    if last or not (connection_lost(error) or isinstance(error, TimedOut)
+                    if last or not (connection_lost(error) or limit is None and isinstance(error, TimedOut)
                                     or self._running and pool_exhausted(error)):
                         raise
             raise AssertionError
 
         try:
-            result: T = await (self._while_held(attempt) if wait_for_move else self._core._retried(attempt))
+            result: T = await (self._while_held(attempt) if limit is None else self._core._retried(attempt))
             return result
         except (ClaimLost, ClaimNotFound):
             if not self._finishing and self.result is None:
@@ -780,7 +780,7 @@ class Job:
         core, call = self._core, self._call
         # Check that this attempt still holds the claim.  From here to the end no other attempt can take over.
         heartbeat = core.servers.pinned(self._statement("heartbeat", lease=call.lease))
-        session_lease, _ = await core._open(call.scope, lambda server, session: session.begin(heartbeat))
+        session_lease, _ = await core._open(call.scope, lambda server, session: session.begin(heartbeat), ANSWER_LIMIT)
         async with session_lease as session:
             response = await core._handled(session_lease, self._deadline_of_last, function)
             if not isinstance(response, Response):
@@ -839,15 +839,15 @@ class Job:
         text = text or f"{type(error).__name__}: {error}"
         try:
             failed: Statement[bool] = self._statement("fail", text.replace("\0", "")[:MAX_ERROR])
-            await self._perform(lambda session: failed, wait_for_move=False)
+            await self._perform(lambda session: failed, ANSWER_LIMIT)
         except Exception as failure:
             if error is not None:
                 error.add_note(f"the claim could not be failed, its lease will end: {failure}")
 
-    async def _renewed(self, name: str, *arguments: Any, wait_for_move: bool = True) -> None:
+    async def _renewed(self, name: str, *arguments: Any, limit: float | None = None) -> None:
         before = time.monotonic()
         renewed: Statement[Any] = self._statement(name, *arguments, lease=self._call.lease)
-        await self._perform(lambda session: renewed, wait_for_move)
+        await self._perform(lambda session: renewed, limit)
         self._until = before + self._lease
 
     async def _heartbeat_loop(self) -> None:
@@ -861,7 +861,8 @@ class Job:
             if self.lost.is_set():
                 return
             try:
-                await self._renewed("heartbeat", wait_for_move=False)
+                # If the connection is silent, there is time for another.
+                await self._renewed("heartbeat", limit=max(1.0, min(ANSWER_LIMIT, (self._until - time.monotonic()) / 3)))
             except (ClaimLost, ClaimNotFound):
                 return
             except Exception:

@@ -20,12 +20,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .client import Defaults, check_ttl
+from .client import Defaults, chosen
 from .comparison import MAX_COMPARED, NO_JSON, Fingerprint, form_keys, hash_of_body, is_form, left_out
 from .core import Response, Result, problem, stores
 from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid,
                      KeyReused, RateLimited, ScopeMoving, TimedOut, from_error, sqlstate)
-from .functions import Interval, Statement, as_interval
+from .functions import Interval, Statement
 from .handlers import timeout_seconds
 from .keys import request_hash, request_hasher
 from .runtimes import maybe_await
@@ -124,12 +124,10 @@ class Guard:
             raise TypeError("store must be a function, and form_field a name or None")
         if self.max_request_size < 0 or (self.max_response_size or 0) < 0:
             raise ValueError("a limit of bytes must not be negative")
-        for name, interval in (("wait", self.wait), ("lease", self.lease), ("ttl", self.ttl)):
+        for name, interval, ms in (("wait", self.wait, self.wait_ms), ("lease", self.lease, self.lease_ms), ("ttl", self.ttl, None)):
             if isinstance(interval, str) and not DURATION.search(interval):
                 raise ValueError(f"{name} must be a duration such as '30s', not {interval!r}")
-        check_ttl(self.ttl)
-        as_interval("wait", self.wait, self.wait_ms)
-        as_interval("lease", self.lease, self.lease_ms)
+            chosen(name, interval, ms)
         timeout_seconds(self.timeout, self.timeout_ms)
         left_out(self.fingerprint)
 
@@ -187,6 +185,8 @@ class Exchange:
                  content_type: str = "", is_encoded: bool = False) -> None:
         """The path has the query, as it came in; keys are the values of Idempotency-Key; a body is encoded as by gzip."""
         self.client = client
+        self.scope: Any = None
+        """Of ASGI, as the router has it."""
         self.keys = keys
         self.content_type = "" if is_encoded else content_type
         self.limit: int | None = None

@@ -11,6 +11,7 @@ UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.
 NAMES = {"us": "us", "usec": "us", "microsecond": "us", "ms": "ms", "msec": "ms", "millisecond": "ms", "s": "s",
          "sec": "s", "second": "s", "m": "min", "min": "min", "minute": "min", "h": "h", "hr": "h", "hour": "h",
          "d": "d", "day": "d", "w": "w", "week": "w", "mon": "mon", "month": "mon", "y": "y", "yr": "y", "year": "y"}
+ISO_8601 = re.compile(r"P((?:\d+(?:\.\d+)?[YMWD])*)(?:T((?:\d+(?:\.\d+)?[HMS])+))?")
 
 
 def seconds(interval: str | timedelta | None, ms: float | None = None) -> float | None:
@@ -23,6 +24,8 @@ def seconds(interval: str | timedelta | None, ms: float | None = None) -> float 
     clock = re.fullmatch(r"(\d+):(\d\d)(?::(\d\d(?:\.\d+)?))?", text)
     if clock:
         return int(clock[1]) * 3600 + int(clock[2]) * 60 + float(clock[3] or 0)
+    if iso := ISO_8601.fullmatch(text):
+        text = iso[1].replace("M", "mon") + (iso[2] or "")
     parts = re.findall(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text)
     if not parts or not re.fullmatch(r"(\s*\d+(\.\d+)?\s*[a-zA-Z]*)+", text):
         return None

@@ -20,10 +20,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from decimal import Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -206,12 +206,29 @@ def _when(moment: float | None) -> datetime | None:
     return None if moment is None else datetime.fromtimestamp(moment, timezone.utc)
 
 
+EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
+"""Not that of the application, which rounds."""
+
+
+def _decimal(text: str) -> Decimal:
+    """A number, if the server's numeric can hold it."""
+    with suppress(ArithmeticError):
+        number = EXACT.create_decimal(text)
+        if (number.adjusted() < 131072 or not number) and int(number.as_tuple().exponent) >= -16383:
+            return number
+    raise DoubleError("22003", "value overflows numeric format")
+
+
+def _jsonb_number(text: str) -> str:
+    """A number as the server's numeric has it."""
+    number = format(_decimal(text), "f")
+    return number if number.strip("-0.") else number.lstrip("-")
+
+
 def _canonical_number(text: str) -> str:
     """A number as ECMAScript lays it out; with all its digits where a double would lose some."""
-    number = Decimal(text)
-    if number.adjusted() >= 131072:
-        raise DoubleError("22003", "value overflows numeric format")
-    digits = number.normalize()
+    number = _decimal(text)
+    digits = number.normalize(EXACT)
     if number == 0:
         return "0"
     significant = len(digits.as_tuple().digits)
@@ -220,7 +237,7 @@ def _canonical_number(text: str) -> str:
     if not exact:
         shortest = repr(float(number))
         if "inf" not in shortest and float(number) != 0:
-            digits = Decimal(shortest).normalize()
+            digits = Decimal(shortest).normalize(EXACT)
     sign, tuple_digits, exponent = digits.as_tuple()
     assert isinstance(exponent, int)
     figures = "".join(map(str, tuple_digits))
@@ -274,18 +291,33 @@ def _deep_enough(text: str) -> Iterator[None]:
 def canonical_json(text: str) -> str:
     """RFC 8785, with the extension's one difference."""
     with _deep_enough(text):
-        return _canonical(_parsed(text))
+        return _written(_parsed(text))
 
 
-def _canonical(value: Any) -> str:
-    if isinstance(value, _Number):
-        return _canonical_number(value)
-    if isinstance(value, dict):
-        members = sorted(value.items(), key=lambda item: str(item[0]).encode("utf-16-be", "surrogatepass"))
-        return "{" + ",".join([f"{_canonical(name)}:{_canonical(one)}" for name, one in members]) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join([_canonical(one) for one in value]) + "]"
-    return _storable(json.dumps(value, ensure_ascii=False))
+def _jsonb(text: str) -> str:
+    """The text of a document that was stored as jsonb."""
+    with _deep_enough(text):
+        return _written(_parsed(text), " ", lambda name: (len(name.encode()), name.encode()), _jsonb_number)
+
+
+def _utf_16(name: str) -> tuple[int, bytes]:
+    return 0, name.encode("utf-16-be", "surrogatepass")
+
+
+def _written(value: Any, space: str = "", order: Callable[[str], tuple[int, bytes]] = _utf_16,
+             number: Callable[[str], str] = _canonical_number) -> str:
+    def write(value: Any) -> str:
+        if isinstance(value, _Number):
+            return number(value)
+        if isinstance(value, dict):
+            texts = {write(name): name for name in value}        # or an error, before they are sorted
+            return "{" + f",{space}".join(f"{text}:{space}{write(value[name])}" for text, name in
+                                          sorted(texts.items(), key=lambda item: order(item[1]))) + "}"
+        if isinstance(value, list):
+            return "[" + f",{space}".join(map(write, value)) + "]"
+        return _storable(json.dumps(value, ensure_ascii=False))
+
+    return write(value)
 
 
 def _storable(text: str) -> str:
@@ -340,7 +372,7 @@ def _cast(kind: str, value: Any) -> Any:
         with _deep_enough(text):
             _parsed(text)
     elif kind == "jsonb":
-        canonical_json(text)
+        text = _jsonb(text)
     return text
 
 
@@ -364,6 +396,8 @@ def _check(name: str, kind: str, value: Any) -> None:
             raise DoubleError("22023", f"{name} is negative or too long")
         if given > LAST_TIME and name in ("ttl", "deliver_after", "older_than"):
             raise DoubleError("22008", "timestamp out of range")
+    elif name.startswith("response_status") and not 100 <= value <= 599:
+        raise DoubleError("22023", "the status of a response must be 100 to 599")
     elif name in ("client_seq", "event_count", "max_messages", "batch_size") and value < 1:
         raise DoubleError("22023", f"{name} must be at least 1")
 
@@ -462,7 +496,7 @@ class Store(Monitoring):
                 del found[int(last) if isinstance(found, list) else last]
             except (LookupError, TypeError, ValueError):
                 pass
-            return _canonical(whole)
+            return _written(whole)
 
     def now(self, tx: Transaction) -> None:
         """The probe of a session."""
@@ -567,7 +601,7 @@ class Store(Monitoring):
             raise ClaimNotFound("there is no live claim")
         if token is None and record.owner is not tx or token is not None and token != record.token:
             raise ClaimLost("the claim token is not the current one")
-        if record.state == done:
+        if record.state == done or record.state == "erased" and done == "completed":
             return None
         if record.state != "started":
             raise ClaimNotFound("there is no live claim")
@@ -584,8 +618,6 @@ class Store(Monitoring):
             raise DoubleError("54000", "response body is too large")
         if len((response_headers or "").encode()) > self.settings.max_response_size:
             raise DoubleError("54000", "response headers are too large")
-        if not 100 <= response_status <= 599:
-            raise DoubleError("22023", "the status of a response must be 100 to 599")
         record = self._held(tx, scope, key, claim_token, "completed")
         if record is None:
             return False
@@ -623,8 +655,8 @@ class Store(Monitoring):
         return record is not None
 
     def idem_release(self, tx: Transaction, scope: str, key: str, claim_token: int | None = None) -> bool:
-        if self._record(scope, key) is None:
-            if claim_token is not None:
+        if (scope, key) not in self.keys:
+            if claim_token is not None and 0 < claim_token <= self.last_token:      # released before
                 return False
             self._check_keys(tx, {"scope": scope, "key": key})
         if self._held(tx, scope, key, claim_token, "") is not None:
@@ -652,9 +684,10 @@ class Store(Monitoring):
     def idem_erase(self, tx: Transaction, scope: str, key: str) -> bool:
         tx.hold("key", scope, key)
         record = self._record(scope, key)
-        if record is None or record.state != "completed":
+        if record is None or record.state != "completed" and record.error is record.saved is None:
             return False
-        self._change(tx, scope, key, record, state="erased", text=None, data=None, headers=None)
+        self._change(tx, scope, key, record, state="erased" if record.state == "completed" else record.state, text=None, data=None,
+                     headers=None, error=None, saved=None)
         return True
 
     def idem_claim_many(self, tx: Transaction, scope: str, keys: list[str], request_hashes: Any = None,

@@ -39,6 +39,9 @@ CANCEL_LIMIT = 2.0
 """Seconds until a connection is closed without waiting longer for the cancellation of its statement, or for the thread or
 task that uses it."""
 
+CONNECT_LIMIT = 10
+"""Seconds that a server has for a new connection, by default."""
+
 
 def pool_exhausted(error: BaseException) -> bool:
     """The pool had no connection in time, or too many callers wait for one: an OperationalError, too."""
@@ -94,8 +97,9 @@ class Session(Protocol):
     def ended(self) -> bool:
         """The server has ended the session, even if no statement has failed yet."""
 
-    async def abort(self) -> None:
-        """Cancel the statement that runs, and close the connection.  Synchronous callers do so from another thread."""
+    async def abort(self) -> bool | None:
+        """Cancel the statement that runs, and close the connection.  Synchronous callers do so from another thread.
+        Returns what an Abort does."""
 
 
 class Backend(Protocol):
@@ -377,8 +381,9 @@ class PsycopgSession:
 def cut(driver: Any) -> None:
     """Close the link of a driver's connection, so that a wait for the server ends."""
     try:
-        if hasattr(driver, "terminate"):        # asyncpg's
+        if hasattr(driver, "terminate"):        # asyncpg's, which does nothing while its close() waits
             driver.terminate()
+            driver._transport.abort()
             return
         with socket.socket(fileno=os.dup(driver.fileno())) as link:
             link.shutdown(socket.SHUT_RDWR)
@@ -510,11 +515,7 @@ class PsycopgBackend:
         """The pool was open when this process was forked: its threads are missing, and its connections are the parent's."""
         self._connect: Callable[[], Any]
         if isinstance(source, str):
-            # PgBouncer may be in between, which knows no prepared statements.
-            if asynchronous:
-                self._connect = lambda: _connected(source)
-            else:
-                self._connect = lambda: psycopg.connect(source, prepare_threshold=None)
+            self._connect = lambda: _connected(source) if asynchronous else psycopg.connect(source, **_options(source))
         elif callable(getattr(source, "connection", None)):
             size = getattr(source, "max_size", None)
             self.size = size if isinstance(size, int) else None
@@ -535,9 +536,15 @@ class PsycopgBackend:
         return OpenedSession(self._connect(), lambda connection: PsycopgSession(connection, self._schema))
 
 
+def _options(conninfo: str) -> dict[str, Any]:
+    """PgBouncer may be in between, which knows no prepared statements; and a server may accept and stay silent."""
+    limit = psycopg.conninfo.conninfo_to_dict(conninfo).get("connect_timeout") or os.environ.get("PGCONNECT_TIMEOUT") or CONNECT_LIMIT
+    return {"prepare_threshold": None, "connect_timeout": limit}
+
+
 @asynccontextmanager
 async def _connected(conninfo: str) -> AsyncIterator[Any]:
-    async with await psycopg.AsyncConnection.connect(conninfo, prepare_threshold=None) as connection:
+    async with await psycopg.AsyncConnection.connect(conninfo, **_options(conninfo)) as connection:
         yield connection
 
 

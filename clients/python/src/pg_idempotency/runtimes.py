@@ -55,10 +55,16 @@ def synchronous(manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
         run(manager.__aexit__(None, None, None))
 
 
-class Background(Protocol):
-    """Something that runs beside the caller: stop() ends it and waits for that."""
+Abort = Callable[[], Coroutine[Any, Any, Any]]
+"""Ends the work of another thread or task.  Its result is whether the task has to be cancelled once more: asyncpg's close() can
+wait for ever for the end of a statement, even if the connection is closed."""
 
-    async def stop(self) -> None: ...
+
+class Background(Protocol):
+    """Something that runs beside the caller."""
+
+    async def stop(self) -> None:
+        """Wait for its end, but not longer than STOP_LIMIT."""
 
 
 class Runtime(Protocol):
@@ -85,8 +91,7 @@ class Runtime(Protocol):
     async def defer(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run it later; the caller does not wait for it."""
 
-    async def bounded(self, work: Callable[[], Any], left: float | None, abort: Callable[[], Coroutine[Any, Any, None]],
-                      ended: Callable[[], bool] | None = None) -> Any:
+    async def bounded(self, work: Callable[[], Any], left: float | None, abort: Abort, ended: Callable[[], bool] | None = None) -> Any:
         """The result of the work.  When the time that is left is over, or ended()
         is true, which is asked every second: abort(), and after its end None or any error."""
 
@@ -100,6 +105,8 @@ def started(work: Callable[..., Any], *arguments: Any) -> bool:
     return True
 
 
+STOP_LIMIT = 1.0
+"""Seconds that the end of a job waits for its heartbeat, which a silent server can keep."""
 CHECK_INTERVAL = 1.0
 """Seconds between two checks whether the server has ended a session."""
 ABORT_DELAY = 3.0
@@ -111,7 +118,7 @@ IDLE_CHECKS = 30
 @dataclass(eq=False)
 class _WatchedCall:
     until: float
-    abort: Callable[[], Coroutine[Any, Any, None]]
+    abort: Abort
     ended: Callable[[], bool] | None
     aborted: threading.Event | None = None
 
@@ -127,10 +134,10 @@ class _Watchdog:
         self._sleeps = False
         self._idle = 0
         """Checks since the last one that found a call."""
-        self._process = 0
+        self._runs = False
 
     def add(self, watched: _WatchedCall) -> None:
-        if self._process != os.getpid():                # a fork has no threads but its own
+        if not self._runs:
             self._start()
         self._watched.add(watched)
         if self._sleeps or watched.until < time.monotonic() + CHECK_INTERVAL:
@@ -147,10 +154,9 @@ class _Watchdog:
 
     def _start(self) -> None:
         with self._changed:
-            if self._process != os.getpid():
-                self._watched, self._sleeps = set(), False
+            if not self._runs:
                 threading.Thread(target=self._run, name=THREAD, daemon=True).start()
-                self._process = os.getpid()
+                self._runs = True
 
     def _run(self) -> None:
         while True:
@@ -194,7 +200,7 @@ class _Thread:
         self._thread.start()
 
     async def stop(self) -> None:
-        self._thread.join()
+        self._thread.join(STOP_LIMIT)
 
 
 MAX_DEFERRING = 10
@@ -208,14 +214,9 @@ class _Deferring:
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Callable[[], Coroutine[Any, Any, None]]] = queue.SimpleQueue()
         self._threads = self._deferred = 0
-        self._process = 0
 
     def add(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         with self._lock:
-            if self._process != os.getpid():            # a fork has no threads but its own
-                self._process = os.getpid()
-                self._queue = queue.SimpleQueue()
-                self._threads = self._deferred = 0
             self._queue.put(work)
             self._deferred += 1
             if self._threads < min(self._deferred, MAX_DEFERRING) and started(self._run):
@@ -240,6 +241,16 @@ class _Deferring:
 # Of the process: a program can make many clients.
 _watchdog = _Watchdog()
 _deferring = _Deferring()
+
+
+def _after_fork() -> None:
+    """A child has none of its parent's threads, one of which may have held a lock."""
+    global _watchdog, _deferring
+    _watchdog, _deferring = _Watchdog(), _Deferring()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class SyncRuntime:
@@ -273,8 +284,8 @@ class SyncRuntime:
     async def defer(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         _deferring.add(work)
 
-    async def bounded(self, work: Callable[[], Any], left: float | None, abort: Callable[[], Coroutine[Any, Any, None]],
-                      ended: Callable[[], bool] | None = None) -> Any:
+    @staticmethod
+    async def bounded(work: Callable[[], Any], left: float | None, abort: Abort, ended: Callable[[], bool] | None = None) -> Any:
         """A thread cannot be interrupted: wait until the work returns."""
         watched = _WatchedCall(time.monotonic() + left if left is not None else float("inf"), abort, ended)
         try:
@@ -289,7 +300,7 @@ class _Task:
         self._task = asyncio.ensure_future(work())
 
     async def stop(self) -> None:
-        await asyncio.shield(asyncio.gather(self._task, return_exceptions=True))
+        await asyncio.wait({self._task}, timeout=STOP_LIMIT)
 
 
 class AsyncRuntime:
@@ -332,16 +343,22 @@ class AsyncRuntime:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def bounded(self, work: Callable[[], Any], left: float | None, abort: Callable[[], Coroutine[Any, Any, None]],
-                      ended: Callable[[], bool] | None = None) -> Any:
-        loop = asyncio.get_running_loop()
+    @staticmethod
+    async def bounded(work: Callable[[], Any], left: float | None, abort: Abort, ended: Callable[[], bool] | None = None) -> Any:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
         scope = asyncio.timeout(left)
+        works, is_cancelled_again = True, False
         aborting: asyncio.Task[None] | None = None
         timers: dict[str, asyncio.TimerHandle] = {}
 
+        async def aborted() -> None:
+            nonlocal is_cancelled_again
+            if await abort() and works and task:
+                is_cancelled_again = task.cancel()
+
         def abort_now() -> None:
             nonlocal aborting
-            aborting = aborting or loop.create_task(abort())
+            aborting = aborting or loop.create_task(aborted())
 
         def ask() -> None:
             if ended and ended():
@@ -356,7 +373,12 @@ class AsyncRuntime:
             timers["abort"] = loop.call_later(left + ABORT_DELAY, abort_now)
         try:
             async with scope:
-                return await maybe_await(work())
+                try:
+                    return await maybe_await(work())
+                finally:
+                    works = False
+                    if is_cancelled_again and task:
+                        task.uncancel()
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -364,4 +386,4 @@ class AsyncRuntime:
             for timer in timers.values():
                 timer.cancel()
             if scope.expired():
-                await (aborting or abort())
+                await (aborting or aborted())

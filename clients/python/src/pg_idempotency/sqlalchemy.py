@@ -86,6 +86,8 @@ class SQLAlchemySession(AdapterSession):
         if getattr(own, "join_transaction_mode", "rollback_only") not in ("rollback_only", "conditional_savepoint"):
             raise TypeError(f"the session's join_transaction_mode is {own.join_transaction_mode!r}, in which a handler's rollback() "
                             "would undo its work and not its response: use the default mode")
+        if getattr(own, "twophase", False):
+            raise TypeError("the session's twophase is set, and the transaction has begun without it: use a factory without it")
         self._link = driver
         event.listen(own, "after_begin", self._check_connection)
         return session
