@@ -50,7 +50,7 @@ my @load = map {
 } 1 .. $clients;
 my $switches = 0;
 my $until = time + $seconds - 2;
-while (time < $until)
+while (time < $until || $switches < 3)
 {
 	my $to = $switches % 2 ? '1.0' : $portable;
 	$node->safe_psql('postgres', "ALTER EXTENSION idempotency UPDATE TO '$to'");
