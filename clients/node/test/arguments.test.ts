@@ -52,9 +52,10 @@ const codeOf = (error: unknown): string | undefined => (error instanceof Idempot
 test('bad arguments: the same refusal by the server and by the double', async () => {
   assert.ok(table.length > 100)
   const wrong: unknown[] = []
+  const clients = [world.client(), new MemoryIdempotency()] as Client<any>[]
   for (const row of table) {
     const found: unknown[] = []
-    for (const client of [world.client(), new MemoryIdempotency()] as Client<any>[]) {
+    for (const client of clients) {
       const answer = call(client, row).then(() => 'ok', (error: unknown) => (/^TypeError: (\w+ must not be negative|not an HTTP method)/.test(String(error)) ? 'local' : codeOf(error) ?? String(error)))
       found.push(await Promise.race([answer, sleep(5000, 'it waits', { ref: false })]))
     }
@@ -188,6 +189,37 @@ test('the double ends a call as the server does', async () => {
       await client.request({ scope: 's', key: one }, () => ({ status: 201, body: 'x' }))
       const { expiresAt, ...claim } = await client.claim('s', one)
       return [claim, expiresAt === null]
+    },
+    // An argument is refused before a key without a record.
+    (client) => client.complete('s', 'short', 99), (client) => client.checkpoint('s', 'short', ''), (client) => client.complete('s', null as never, 200),
+    (client) => client.complete('s', key(), 200, { body: 'x'.repeat(1_100_000) }), (client) => client.release('s', key(), { claimToken: 10n ** 15n }),
+    async (client) => {
+      const one = key()
+      const { claimToken } = await client.claim('s', one)
+      const token = { claimToken }
+      return [await client.release('s', one, token), await client.release('s', one, token), await client.release('s', '', token)]
+    },
+    async (client) => {
+      const one = key()
+      const { claimToken } = await client.claim('s', one)
+      const found = [await client.erase('s', one)]
+      for (const recoveryState of [null, { b: 'é', a: 1 }]) {
+        await client.checkpoint('s', one, 'charged', { recoveryState, claimToken })
+        found.push((await client.lookup('s', one))!.recoveryStateText as never)
+      }
+      found.push(await client.erase('s', one), await client.complete('s', one, 200, { claimToken }), await client.erase('s', one))
+      return [...found, await client.complete('s', one, 200, { claimToken }), (await client.claim('s', one)).recoveryPoint]
+    },
+    async (client) => {
+      const user = key()
+      await client.set(user, 'post', '1', 'like', true, 1)
+      return [await end(client, () => client.set(user, 'post', '1', 'like', null as never, 2)), await client.set(user, 'post', '1', 'like', false, 2)]
+    },
+    async (client) => {
+      const topic = key()
+      await client.publish(topic, { bb: 1e21, a: [-1.25e-9, {}], 'é': [] }, { headers: { bb: 1, a: 'ž' } })
+      await client.publish(topic, 1, { headers: null })
+      return (await client.outboxTake({ topics: [topic] })).map(({ payloadText, headersText }) => [payloadText, headersText])
     },
   ]
   const end = (client: Client<any>, call: (typeof calls)[0]): Promise<unknown> => call(client).catch((error: unknown) => sqlstateOf(error) ?? String(error))
