@@ -161,6 +161,14 @@ test('an argument that is not even sent does not end the transaction', async () 
   }
 })
 
+const end = (client: Client<any>, call: (client: Client<any>) => Promise<unknown>): Promise<unknown> => call(client).catch((error: unknown) => sqlstateOf(error) ?? String(error))
+
+test('the double refuses another argument before a key that has no record, as the server does', async () => {
+  for (const call of [(client: Client<any>) => client.complete('s', 'short', 99), (client: Client<any>) => client.checkpoint('s', 'short', '')]) {
+    assert.deepEqual([await end(new MemoryIdempotency(), call), await end(world.client(), call)], ['22023', '22023'], String(call))
+  }
+})
+
 test('the double ends a call as the server does', async () => {
   const calls: ((client: Client<any>) => Promise<unknown>)[] = [
     (client) => client.outboxNack(10n ** 12n, { error: 'x' }), (client) => client.claim('s', key(), { requestHash: Buffer.alloc(0) }),
@@ -190,9 +198,8 @@ test('the double ends a call as the server does', async () => {
       const { expiresAt, ...claim } = await client.claim('s', one)
       return [claim, expiresAt === null]
     },
-    // An argument is refused before a key without a record.
-    (client) => client.complete('s', 'short', 99), (client) => client.checkpoint('s', 'short', ''), (client) => client.complete('s', null as never, 200),
-    (client) => client.complete('s', key(), 200, { body: 'x'.repeat(1_100_000) }), (client) => client.release('s', key(), { claimToken: 10n ** 15n }),
+    (client) => client.complete('s', null as never, 200), (client) => client.complete('s', key(), 200, { body: 'x'.repeat(1_100_000) }),
+    (client) => client.release('s', key(), { claimToken: 10n ** 15n }),
     async (client) => {
       const one = key()
       const { claimToken } = await client.claim('s', one)
@@ -222,6 +229,5 @@ test('the double ends a call as the server does', async () => {
       return (await client.outboxTake({ topics: [topic] })).map(({ payloadText, headersText }) => [payloadText, headersText])
     },
   ]
-  const end = (client: Client<any>, call: (typeof calls)[0]): Promise<unknown> => call(client).catch((error: unknown) => sqlstateOf(error) ?? String(error))
   for (const call of calls) assert.deepEqual(await end(new MemoryIdempotency(), call), await end(world.client(), call), String(call))
 })
