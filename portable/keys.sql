@@ -234,9 +234,10 @@ COMMENT ON FUNCTION @S@.idem_p_remember_claim(bigint) IS
 -- without it, because any role could hold it to let batches fill the lock table.
 --
 -- The insertion gives up a wait of a millisecond.  If it waited for a transaction that has
--- the key, the context of the error begins with a line that has the place of the row, as
--- (3,14), in all languages of the server.  Otherwise it waited for something else, for
--- example for another session that extends the table, and tries again.
+-- the key, the error's context begins with a line that names the index.  Otherwise it
+-- waited for something else, for example for another session that extends the table, and
+-- tries again with a longer wait.  Half a second of such waits ends like a wait for the key,
+-- and the caller's own lock_timeout ends them earlier.  It alone limits a wait for the table.
 CREATE FUNCTION @S@.idem_p_insert_claim(p_scope text, p_key text, number int, hash bytea, p_ttl interval, p_lease interval, p_request jsonb)
 RETURNS @S@.idem_claim_result
 LANGUAGE plpgsql VOLATILE
@@ -245,11 +246,13 @@ DECLARE
 	timeout CONSTANT text := current_setting('lock_timeout');
 	-- In milliseconds
 	longest_wait int := 1;
+	callers_limit int;
 	context text;
 	clock timestamptz;
 	is_held boolean := false;
 	result @S@.idem_claim_result;
 BEGIN
+	LOCK TABLE @S@.idem_keys IN ROW EXCLUSIVE MODE;
 	LOOP
 		BEGIN
 			-- A rollback does not release the lock, so a cancel must not find it held outside of this block.
@@ -280,14 +283,18 @@ BEGIN
 			WHEN lock_not_available THEN
 				is_held := is_held AND NOT pg_advisory_unlock(478, number);
 				GET STACKED DIAGNOSTICS context = PG_EXCEPTION_CONTEXT;
-				IF context ~ '^[^\n]*[0-9]+, ?[0-9]+' THEN
+				IF strpos(split_part(context, E'\n', 1), 'idem_keys_pkey') > 0 OR longest_wait = 256 THEN
 					RETURN NULL;
 				END IF;
+				callers_limit := (SELECT nullif(s.setting, '0') FROM pg_settings AS s WHERE s.name = 'lock_timeout')::int;
+				IF longest_wait = callers_limit THEN
+					RAISE;
+				END IF;
+				longest_wait := least(longest_wait * 2, callers_limit);
 			WHEN OTHERS OR query_canceled THEN
 				is_held := is_held AND NOT pg_advisory_unlock(478, number);
 				RAISE;
 		END;
-		longest_wait := least(longest_wait * 2, 1000000);
 	END LOOP;
 END
 $$;
@@ -316,35 +323,49 @@ RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-	timeout CONSTANT bigint := (SELECT s.setting FROM pg_settings AS s WHERE s.name = 'lock_timeout')::bigint;
-	remaining CONSTANT bigint := ceil(extract(epoch FROM deadline - clock_timestamp()) * 1000);
+	callers_limit CONSTANT text := current_setting('lock_timeout');
 BEGIN
-	IF remaining <= 0 THEN
+	IF NOT @S@.idem_p_limit_waits(deadline) THEN
 		RETURN false;
 	END IF;
-	BEGIN
-		IF timeout = 0 OR timeout > remaining THEN
-			PERFORM set_config('lock_timeout', least(remaining, 2147483647)::text, true);
-		END IF;
-		PERFORM pg_advisory_xact_lock(class, number);
-		RAISE SQLSTATE 'IDR00';
-	EXCEPTION
-		-- The rollback of the subtransaction releases the lock.
-		WHEN SQLSTATE 'IDR00' THEN
-			RETURN true;
-		WHEN lock_not_available THEN
-			IF clock_timestamp() >= deadline THEN
-				RETURN false;
-			END IF;
-			RAISE;
-	END;
+	PERFORM pg_advisory_xact_lock(class, number);
+	PERFORM set_config('lock_timeout', callers_limit, true);
+	RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+	IF clock_timestamp() >= deadline THEN
+		RETURN false;
+	END IF;
+	RAISE;
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_await_lock(int, int, timestamptz) IS
-'Sleeps until an advisory lock is free, which it does not keep; false if it is not free at the deadline.';
+'Takes an advisory lock until the transaction ends; false if another transaction has it until the deadline.';
 
--- Like idem_p_await_lock(), but for the row of a key that another transaction holds.
+-- Like idem_p_await_lock(), but for the row of a key.
 CREATE FUNCTION @S@.idem_p_await_row(p_scope text, p_key text, deadline timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+	callers_limit CONSTANT text := current_setting('lock_timeout');
+BEGIN
+	IF NOT @S@.idem_p_limit_waits(deadline) THEN
+		RETURN false;
+	END IF;
+	PERFORM FROM @S@.idem_keys AS k WHERE k.key = p_key AND k.scope = p_scope FOR NO KEY UPDATE;
+	PERFORM set_config('lock_timeout', callers_limit, true);
+	RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+	IF clock_timestamp() >= deadline THEN
+		RETURN false;
+	END IF;
+	RAISE;
+END
+$$;
+COMMENT ON FUNCTION @S@.idem_p_await_row(text, text, timestamptz) IS
+'Locks the row of a key, if there is one, until the transaction ends; false if another transaction has it until the deadline.';
+
+CREATE FUNCTION @S@.idem_p_limit_waits(deadline timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -352,28 +373,14 @@ DECLARE
 	timeout CONSTANT bigint := (SELECT s.setting FROM pg_settings AS s WHERE s.name = 'lock_timeout')::bigint;
 	remaining CONSTANT bigint := ceil(extract(epoch FROM deadline - clock_timestamp()) * 1000);
 BEGIN
-	IF remaining <= 0 THEN
-		RETURN false;
+	IF remaining > 0 AND (timeout = 0 OR timeout > remaining) THEN
+		PERFORM set_config('lock_timeout', least(remaining, 2147483647)::text, true);
 	END IF;
-	BEGIN
-		IF timeout = 0 OR timeout > remaining THEN
-			PERFORM set_config('lock_timeout', least(remaining, 2147483647)::text, true);
-		END IF;
-		PERFORM FROM @S@.idem_keys AS k WHERE k.key = p_key AND k.scope = p_scope FOR NO KEY UPDATE;
-		RAISE SQLSTATE 'IDR00';
-	EXCEPTION
-		WHEN SQLSTATE 'IDR00' THEN
-			RETURN true;
-		WHEN lock_not_available THEN
-			IF clock_timestamp() >= deadline THEN
-				RETURN false;
-			END IF;
-			RAISE;
-	END;
+	RETURN remaining > 0;
 END
 $$;
-COMMENT ON FUNCTION @S@.idem_p_await_row(text, text, timestamptz) IS
-'Sleeps until no other transaction holds the row of a key, which it does not keep; false if one still does at the deadline.';
+COMMENT ON FUNCTION @S@.idem_p_limit_waits(timestamptz) IS
+'Lowers lock_timeout to the time until the deadline; false if that is over.';
 
 -- A session is not woken when a committed claim ends, so it polls.
 CREATE FUNCTION @S@.idem_p_pause(pause float8, began timestamptz, deadline timestamptz)
@@ -744,17 +751,6 @@ BEGIN
 					CONTINUE look;
 				END IF;
 			END;
-			IF deadline > clock THEN
-				IF verdict = 'crowd' THEN
-					began := coalesce(began, clock);
-					pause := @S@.idem_p_pause(pause, began, deadline);
-					CONTINUE look;
-				ELSIF @S@.idem_p_await_lock(478, number, deadline) THEN
-					CONTINUE look;
-				END IF;
-			END IF;
-			result.outcome := 'in_progress';
-			RETURN result;
 		END IF;
 
 		IF verdict IN ('in_progress', 'lapsed') THEN
@@ -787,15 +783,38 @@ BEGIN
 					CONTINUE look;
 				END IF;
 			END;
-			IF verdict = 'held' THEN
-				IF deadline > clock THEN
-					was_held := false;
-					CONTINUE look WHEN @S@.idem_p_await_row(scope, key, deadline);
-				END IF;
-				result.outcome := 'in_progress';
-				RETURN result;
-			END IF;
+		END IF;
 
+		-- Another transaction has the key.
+		IF verdict IN ('locked', 'crowd', 'held') THEN
+			result.outcome := 'in_progress';
+			IF deadline > clock IS NOT TRUE THEN
+				RETURN result;
+			ELSIF verdict <> 'crowd' THEN
+				-- Look before releasing the lock.  Otherwise the waiters pass it on, and none of them finds it free.
+				BEGIN
+					IF (CASE verdict WHEN 'held' THEN @S@.idem_p_await_row(scope, key, deadline)
+						ELSE @S@.idem_p_await_lock(478, number, deadline) END)
+					THEN
+						result := @S@.idem_claim(scope, key, request_hash, ttl, lease, NULL, request);
+						IF result.outcome = 'new' THEN
+							RETURN result;
+						END IF;
+					END IF;
+					RAISE SQLSTATE 'IDR00';
+				EXCEPTION WHEN SQLSTATE 'IDR00' THEN
+					IF result.outcome <> 'in_progress' OR clock_timestamp() >= deadline THEN
+						RETURN result;
+					END IF;
+				END;
+			END IF;
+			was_held := false;
+			began := coalesce(began, clock);
+			pause := @S@.idem_p_pause(pause, began, deadline);
+			CONTINUE look;
+		END IF;
+
+		IF verdict IN ('new', 'lapsed') THEN
 			IF found_expiry <= clock THEN
 				PERFORM @S@.idem_p_check_new_key(key);
 			END IF;

@@ -43,7 +43,7 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_raise_sequence(regclass, bigint) IS
 'Raises a sequence, so that its next number is above this one; never lowers it.';
 
---@ idem_cleanup plpgsql SET enable_seqscan = off SET jit = off
+--@ idem_cleanup plpgsql
 DECLARE
 	result @S@.idem_cleanup_result;
 	wanted CONSTANT int := coalesce(batch_size, @S@.idem_p_setting('cleanup_batch_size')::int);
@@ -68,7 +68,7 @@ BEGIN
 	RETURN result;
 END
 
---@ idem_take_expired plpgsql SET enable_seqscan = off SET jit = off
+--@ idem_take_expired plpgsql
 DECLARE
 	wanted CONSTANT int := coalesce(max_rows, 1000);
 	clock CONSTANT timestamptz := clock_timestamp();

@@ -29,7 +29,7 @@ END
 --@ idem_worker_absence sql
 	SELECT 'the portable edition has none; call idem_cleanup() from a scheduler'
 
---@ idem_monitoring_data plpgsql SET enable_seqscan = off SET jit = off
+--@ idem_monitoring_data plpgsql
 #variable_conflict use_column
 DECLARE
 	clock CONSTANT timestamptz := clock_timestamp();
@@ -58,7 +58,8 @@ BEGIN
 		FROM (SELECT FROM @S@.idem_outbox AS e WHERE e.state <> 'pending' AND e.state = 'dead' LIMIT most) AS o;
 END
 
---@ idem_sample_data plpgsql
+-- A sample is the beginning of the table, not of an index.
+--@ idem_sample_data plpgsql SET enable_seqscan = on
 #variable_conflict use_column
 DECLARE
 	clock CONSTANT timestamptz := clock_timestamp();
@@ -115,7 +116,7 @@ BEGIN
 		ORDER BY t.position;
 END
 
---@ idem_outbox_blocked plpgsql SET enable_seqscan = off SET jit = off
+--@ idem_outbox_blocked plpgsql
 #variable_conflict use_column
 DECLARE
 	clock CONSTANT timestamptz := clock_timestamp();

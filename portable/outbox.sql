@@ -300,7 +300,7 @@ END
 -- The statistics of a table that is filled and emptied mislead the planner.  So these
 -- settings force it to read the beginning of an index.  Subqueries with LATERAL make it
 -- read single messages by the primary key, in the order of the array.
---@ idem_outbox_take plpgsql SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET hash_mem_multiplier = 1000
+--@ idem_outbox_take plpgsql SET enable_bitmapscan = off SET hash_mem_multiplier = 1000
 #variable_conflict use_column
 DECLARE
 	wanted CONSTANT int := coalesce(max_messages, 100);

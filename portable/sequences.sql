@@ -57,6 +57,7 @@ DECLARE
 	last bigint;
 	deadline timestamptz := '-infinity';
 	decision record;
+	result @S@.idem_append_result;
 	lock_number int;
 	is_locked boolean;
 	rounds int := 0;
@@ -121,10 +122,23 @@ BEGIN
 				AND NOT @S@.idem_p_is_appending(aggregate, client_id)
 			THEN
 				RETURN (decision.outcome, decision.last_seq, decision.version)::@S@.idem_append_result;
-			ELSIF deadline > clock_timestamp() AND @S@.idem_p_await_lock(479, lock_number, deadline) THEN
-				CONTINUE look;
 			END IF;
-			RETURN ('in_flight', decision.last_seq, decision.version)::@S@.idem_append_result;
+			result := ('in_flight', decision.last_seq, decision.version)::@S@.idem_append_result;
+			IF deadline > clock_timestamp() THEN
+				-- Look before releasing the lock, as idem_claim() does.
+				BEGIN
+					IF @S@.idem_p_await_lock(479, lock_number, deadline) THEN
+						result := @S@.idem_try_append(aggregate, client_id, client_seq, count, expected_version, allow_gaps);
+						IF result.outcome = 'appended' THEN
+							RETURN result;
+						END IF;
+					END IF;
+					RAISE SQLSTATE 'IDR00';
+				EXCEPTION WHEN SQLSTATE 'IDR00' THEN
+					NULL;
+				END;
+			END IF;
+			RETURN result;
 		END IF;
 
 		IF decision.version > 9223372036854775807 - count THEN

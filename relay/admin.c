@@ -201,9 +201,10 @@ read_config(int argc, char **argv, const char **values, bool *all)
 		}
 		if (strcmp(argument, "--all") == 0)
 			*all = true;
-		else if (option < NOPTIONS)
+		else if (option < NOPTIONS && value[1])
 			values[option] = value + 1;
-		else if (strncmp(argument, "--", 2) != 0 || !value)
+		else if (option < NOPTIONS || strncmp(argument, "--", 2) != 0 ||
+				 !value)
 			relay_exit(RELAY_USAGE, "%s: expected --id=NUMBER,..., "
 					   "--topic=NAME, --reason=PART, --limit=NUMBER, --all or "
 					   "a setting", argument);
@@ -242,6 +243,10 @@ connect_database(RelayConfig *config)
 		relay_exit(RELAY_UNAVAILABLE, "database: %.*s",
 				   (int) strcspn(PQerrorMessage(connection), "\n"),
 				   PQerrorMessage(connection));
+	/* A database without an encoding can have any bytes. */
+	if (strcmp(PQparameterStatus(connection, "server_encoding"),
+			   "SQL_ASCII") != 0)
+		PQsetClientEncoding(connection, "UTF8");
 	return connection;
 }
 
@@ -313,12 +318,13 @@ print_table(const PGresult *result)
 	{
 		for (column = 0; column < PQnfields(result); column++)
 		{
-			const char *text = row < 0 ? PQfname(result, column) :
-				PQgetvalue(result, row, column);
+			char	   *text = relay_copy(row < 0 ? PQfname(result, column) :
+										  PQgetvalue(result, row, column));
 			bool		is_last = column == PQnfields(result) - 1;
 			int			padding = widths[column] - width_of(text);
 			const char *c;
 
+			relay_text_sanitize(text, false);
 			for (c = text; *c; c++)
 			{
 				/* Terminals obey U+0080 to U+009F, too. */
@@ -330,6 +336,7 @@ print_table(const PGresult *result)
 						' ' : *c);
 			}
 			printf("%*s", is_last ? 0 : padding > 0 ? padding + 2 : 2, "");
+			free(text);
 		}
 		putchar('\n');
 	}

@@ -124,8 +124,7 @@ relay_answers_work(RelayAnswers *answers, int64_t now)
 		return;
 	if (database->state == RELAY_DATABASE_IDLE && answers->cancel_pid)
 		cancel(answers);
-	/* After a call that waited, the others come first. */
-	if (database->state == RELAY_DATABASE_IDLE && !answers->waited)
+	if (database->state == RELAY_DATABASE_IDLE && !answers->others_first)
 		answer_alone(answers, now);
 	if (database->state == RELAY_DATABASE_IDLE)
 		answer_batch(answers, &queue->delivered, RELAY_CALL_ACK);
@@ -284,6 +283,7 @@ answer_alone(RelayAnswers *answers, int64_t now)
 		add_id(params, message);
 		message->extending = true;
 		answers->ncalled = 1;
+		answers->others_first = true;
 		send_extend(answers, params, now);
 	}
 }
@@ -302,6 +302,7 @@ answer(RelayAnswers *answers, RelayMessageList *list, RelayCall call,
 	int			limit = alone ? 1 : BATCH_LIMIT;
 	int			i;
 
+	answers->others_first = alone;
 	begin_params(params);
 	while (message && answers->called.count < limit)
 	{
@@ -488,7 +489,6 @@ answered(void *owner, PGresult *result)
 	RelayCall	call = answers->call;
 
 	answers->call = RELAY_CALL_NONE;
-	answers->waited = false;
 	if (result && relay_database_is_locked(result))
 	{
 		isolate(answers);
@@ -538,7 +538,7 @@ isolate(RelayAnswers *answers)
 	int64_t		until = 0;
 
 	answers->database.backoff = 0;
-	answers->waited = true;
+	answers->others_first = true;
 	if (answers->ncalled == 1)
 		until = relay_now() + relay_database_lock_pause(answers->lease);
 	for (message = answers->called.first; message; message = message->next)

@@ -36,7 +36,8 @@ typedef struct RelayAnswers
 	int			ncalled;		/* their number, or of leases to extend */
 	int64_t		called_at;
 	int			nalone;			/* messages with "answer_alone" */
-	bool		waited;			/* the last call waited for a locked row */
+	bool		others_first;	/* the last call was about a message alone, or
+								 * waited for a locked row */
 	int64_t		next_look;		/* for leases to extend */
 	int			cancel_pid;		/* process to cancel; 0: none */
 

@@ -15,6 +15,8 @@
  *		transaction.
  *	-	If it fails, the lease ends after a pause, and the claim is resumed
  *		again, until it has no attempts left; see idem_abandoned().
+ *	-	If it is deferred, the completer keeps the claim for the pause, because
+ *		the server would count an attempt.
  *	-	Each call has the claim token.  If another claimant has taken the claim
  *		over, the server refuses the call, and the claim is dropped here.
  *	-	If the application holds the claim's row, or the server refuses a call
@@ -42,6 +44,7 @@
 #define FIRST_PAUSE		1000
 #define LONGEST_PAUSE	300000
 
+#define HELD			10		/* claims for each place in flight, at most */
 #define NCOLUMNS		5		/* of the query in resume() */
 #define MAX_PARAMS		6
 
@@ -67,6 +70,9 @@ static void resume(RelayCompleter *completer, int count, int64_t now);
 static void resumed(void *owner, PGresult *result);
 static void add_claim(RelayCompleter *completer, const PGresult *result,
 					  int row);
+static void retry_deferred(RelayCompleter *completer, int64_t now);
+static bool is_deferred(const RelayCompleter *completer,
+						const RelayMessage *message);
 static bool extend(RelayCompleter *completer, int64_t now);
 static bool answer(RelayCompleter *completer, int64_t now);
 static int64_t pause_of(const RelayMessage *message);
@@ -183,8 +189,12 @@ work(RelayCompleter *completer, int64_t now)
 	RelaySink  *sink = completer->sink;
 	RelayQueue *queue = &completer->queue;
 	const RelayDatabase *answers = &completer->answers;
-	int			left = sink->window - queue->count;
+	int			left = sink->window - sink->ready.count -
+		sink->in_flight.count;
 
+	if (queue->count >= HELD * sink->max_in_flight)
+		left = 0;
+	retry_deferred(completer, now);
 	relay_database_work(&completer->answers, now);
 	if (!completer->stopping ||
 		completer->resume.state == RELAY_DATABASE_BUSY)
@@ -311,6 +321,36 @@ add_claim(RelayCompleter *completer, const PGresult *result, int row)
 }
 
 /*
+ * Make the deferred claims ready whose pause is over.
+ */
+static void
+retry_deferred(RelayCompleter *completer, int64_t now)
+{
+	RelayMessage *message = completer->queue.refused.first;
+
+	while (message)
+	{
+		RelayMessage *next = message->next;
+
+		if (is_deferred(completer, message) && message->due <= now)
+			relay_queue_retry(&completer->queue, message);
+		else if (is_deferred(completer, message))
+			relay_loop_wake_at(completer->sink->loop, message->due);
+		message = next;
+	}
+}
+
+/*
+ * Return whether a claim waits for its next attempt here.
+ */
+static bool
+is_deferred(const RelayCompleter *completer, const RelayMessage *message)
+{
+	return message->state == RELAY_REFUSED && !message->counted &&
+		!completer->stopping && message->lease_end != RELAY_LEASE_LOST;
+}
+
+/*
  * Extend the lease of one claim whose lease is half over, of those that were
  * not blocked if there are any.  Returns false if there is none.  The
  * connection is idle.
@@ -323,7 +363,8 @@ extend(RelayCompleter *completer, int64_t now)
 
 	for (held = completer->queue.first; held; held = held->held_next)
 	{
-		if (held->state <= RELAY_IN_FLIGHT && held->blocked_until <= now &&
+		if ((held->state <= RELAY_IN_FLIGHT ||
+			 is_deferred(completer, held)) && held->blocked_until <= now &&
 			held->lease_end - now < completer->lease / 2 &&
 			(!message || held->blocked_until < message->blocked_until))
 			message = held;
@@ -360,7 +401,8 @@ answer(RelayCompleter *completer, int64_t now)
 		completer->turn = (completer->turn + 1) % 3;
 		list = lists[completer->turn];
 		message = list->first;
-		while (message && message->blocked_until > now)
+		while (message && (message->blocked_until > now ||
+						   is_deferred(completer, message)))
 			message = message->next;
 		if (message)
 		{

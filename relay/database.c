@@ -11,6 +11,9 @@
  * pause.  After a failover it reaches the new primary, and an error such as a
  * missing privilege might be granted by then.
  *
+ * After a failover, a connection to the old server can still work.  It is lost
+ * as soon as another one has reached the new server.
+ *
  * A RelayServer holds what all connections share; relay.c owns it.  A
  * RelayDatabase owns its libpq connection; answers.c and taker.c own one each.
  *
@@ -49,8 +52,8 @@ static const char setup_query[] =
 " AND pg_catalog.has_function_privilege(p.oid, 'EXECUTE')"
 " AND p.pronamespace::pg_catalog.regnamespace::pg_catalog.text"
 " OPERATOR(pg_catalog.=) (" RELAY_SCHEMA_QUERY "))),"
-" CASE WHEN $2 AND NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.left("
-"pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8) END,"
+" CASE WHEN $2 AND NOT pg_catalog.pg_is_in_recovery()"
+" THEN " RELAY_TIMELINE " END,"
 " pg_catalog.set_config(name, value, false)"
 " FROM (VALUES ('search_path', 'pg_catalog'),"
 " ('statement_timeout', '0'), ('lock_timeout', $1::pg_catalog.text),"
@@ -69,6 +72,7 @@ static void continue_connecting(RelayDatabase *database);
 static bool send_setup(const RelayDatabase *database);
 static void continue_query(RelayDatabase *database);
 static void end_setup(RelayDatabase *database, PGresult *result);
+static bool is_outdated(const RelayDatabase *database);
 static void watch(RelayDatabase *database, int events);
 static void lose(RelayDatabase *database, const char *why);
 
@@ -189,6 +193,8 @@ relay_database_free(RelayServer *server)
 void
 relay_database_work(RelayDatabase *database, int64_t now)
 {
+	if (is_outdated(database))
+		lose(database, "another server has a newer timeline");
 	if (database->state == RELAY_DATABASE_OFF)
 	{
 		if (now >= database->next_try)
@@ -270,6 +276,9 @@ relay_database_close(RelayDatabase *database)
 	free(database->schema);
 	database->schema = NULL;
 	database->pid = 0;
+	if (database->timeline == database->server->timeline)
+		database->server->timeline = 0;
+	database->timeline = 0;
 	database->state = RELAY_DATABASE_OFF;
 }
 
@@ -526,12 +535,30 @@ end_setup(RelayDatabase *database, PGresult *result)
 			relay_copy(PQgetvalue(result, 0, 3));
 		database->timeline = (unsigned) strtoul(PQgetvalue(result, 0, 4), NULL,
 												16);
-		database->state = RELAY_DATABASE_IDLE;
-		if (database->losses > 0 && database->backoff > 0)
-			relay_log(RELAY_INFO, "connected to the database again (%s)",
-					  database->name);
+		/* In this state, the next try begins with another host. */
+		if (is_outdated(database))
+			lose(database, "another server has a newer timeline");
+		else
+		{
+			database->server->timeline = database->timeline;
+			database->state = RELAY_DATABASE_IDLE;
+			if (database->losses > 0 && database->backoff > 0)
+				relay_log(RELAY_INFO, "connected to the database again (%s)",
+						  database->name);
+		}
 	}
 	PQclear(result);
+}
+
+/*
+ * Return whether another connection has reached a server with a newer
+ * timeline.
+ */
+static bool
+is_outdated(const RelayDatabase *database)
+{
+	return database->timeline != 0 &&
+		database->timeline < database->server->timeline;
 }
 
 /*

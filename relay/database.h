@@ -39,6 +39,14 @@
 	" WHERE c.relname OPERATOR(pg_catalog.=) 'idem_p_installation'" \
 	" AND (r.rolsuper OR r.oid OPERATOR(pg_catalog.=) d.datdba)))"
 
+/*
+ * The timeline of a server that is not a standby.  Some services that resemble
+ * PostgreSQL do not report it.
+ */
+#define RELAY_TIMELINE \
+	"pg_catalog.left(pg_catalog.pg_walfile_name(" \
+	"pg_catalog.pg_current_wal_lsn()), 8)"
+
 /* How connections are made, for all of them. */
 typedef struct RelayServer
 {
@@ -52,6 +60,7 @@ typedef struct RelayServer
 	int			nhosts;
 	int			good_host;		/* number of the one that worked at start */
 
+	unsigned	timeline;		/* the newest of the connections; 0: unknown */
 	int			max_attempts;	/* idempotency.outbox_max_attempts */
 	bool		no_timeline;	/* it does not report one */
 	char	   *lacking;		/* functions of completer.c that the role

@@ -36,7 +36,8 @@ relay_dispatch_work(const RelayRouting *routing, const RelayAnswers *answers,
 			relay_connect(sink);
 		if (sink->held_until > now)
 		{
-			if (sink->held_until - now > KEEP_LIMIT)
+			/* A claim that is returned costs an attempt. */
+			if (sink->held_until - now > KEEP_LIMIT && !sink->scopes)
 				relay_sink_release_ready(sink);
 			relay_loop_wake_at(sink->loop, sink->held_until);
 		}

@@ -60,6 +60,7 @@ typedef struct RelayMessage
 	const char *claim_token;	/* NULL: it is none */
 	struct RelayText *response;
 	long		status;			/* of the response; 0: it has none */
+	int64_t		due;			/* if it is deferred, its next attempt */
 	char	   *response_type;	/* or NULL */
 
 	int			failures;		/* that are known, here or at other relays */

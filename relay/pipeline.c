@@ -35,6 +35,7 @@
 static void log_notice(void *argument, const char *notice);
 static bool prepare(RelaySink *sink, const char *statement, char *why,
 					size_t size);
+static bool read_timeline(RelaySink *sink, char *why, size_t size);
 static PGresult *wait_for_result(RelaySink *sink, int sent);
 static void describe_failure(const RelaySink *sink, const PGresult *result,
 							 char *why, size_t size);
@@ -90,7 +91,8 @@ relay_pipeline_connect(RelaySink *sink, const char *statement, char *why,
 	if (!done)
 		describe_failure(sink, result, why, size);
 	PQclear(result);
-	done = done && prepare(sink, statement, why, size);
+	done = done && (!pipeline->has_outbox || read_timeline(sink, why, size)) &&
+		prepare(sink, statement, why, size);
 	if (!done)
 	{
 		PQfinish(pipeline->connection);
@@ -161,6 +163,25 @@ prepare(RelaySink *sink, const char *statement, char *why, size_t size)
 	PQclear(result);
 	relay_text_free(query);
 	return done;
+}
+
+/*
+ * Read the timeline of the server, if it reports one.
+ */
+static bool
+read_timeline(RelaySink *sink, char *why, size_t size)
+{
+	RelayPipeline *pipeline = sink->state;
+	PGresult   *result;
+
+	result = wait_for_result(sink, PQsendQuery(pipeline->connection,
+											   "SELECT " RELAY_TIMELINE));
+	if (!result)
+		describe_failure(sink, result, why, size);
+	pipeline->timeline = PQntuples(result) == 1 ?
+		(unsigned) strtoul(PQgetvalue(result, 0, 0), NULL, 16) : 0;
+	PQclear(result);
+	return result != NULL;
 }
 
 /*

@@ -15,14 +15,16 @@
 
 #define RELAY_PIPELINE_PARAMS	6
 
-/* The "state" of a sink.  The sink sets the first three fields. */
+/* The "state" of a sink.  The sink sets the first four fields. */
 typedef struct RelayPipeline
 {
 	const char *database;		/* connection string */
 	const char *password;		/* empty or NULL: as libpq finds it */
 	int			batch;			/* messages of a transaction, at most */
+	bool		has_outbox;		/* the database has these messages */
 
 	PGconn	   *connection;
+	unsigned	timeline;		/* of its server, if it has the outbox; or 0 */
 	int			fd;
 	uint64_t	number;			/* of the batch that is being sent */
 	int			unsynced;		/* its messages */

@@ -10,6 +10,8 @@
  * are chained behind it.  After the first one is delivered, the next one
  * becomes ready.  If the first one is refused or released, those behind it are
  * released, because the server returns them again after their predecessor.
+ * None is held behind a message that has failed before, because those could
+ * fill the relay.
  *
  * A RelayQueue owns its messages.  taker.c adds them, dispatch.c hands them
  * over, sink.c reports the outcome, and answers.c drops them.
@@ -36,8 +38,8 @@ static uint32_t hash_key(const RelayMessage *message);
 static bool same_key(const RelayMessage *a, const RelayMessage *b);
 
 /*
- * Add a message that was taken.  Its strings, "size" and "sink" are set.  The
- * queue owns it afterwards.
+ * Add a message that was taken.  Its strings, "size", "sink" and "failures"
+ * are set.  The queue owns it afterwards.
  */
 void
 relay_queue_add(RelayQueue *queue, RelayMessage *message)
@@ -57,6 +59,11 @@ relay_queue_add(RelayQueue *queue, RelayMessage *message)
 
 		message->hash = hash_key(message);
 		first = find_first(queue, message);
+		if (first && first->failures > 0)
+		{
+			release_chain(queue, message);
+			return;
+		}
 		if (first)
 		{
 			while (first->behind)
@@ -99,6 +106,19 @@ relay_queue_return(RelayMessage *message)
 	message->state = RELAY_READY;
 	message->handed_at = 0;
 	relay_list_insert(ready_list(message), NULL, message);
+}
+
+/*
+ * Make a claim that is refused ready again, instead of answering the server.
+ */
+void
+relay_queue_retry(RelayQueue *queue, RelayMessage *message)
+{
+	relay_list_remove(&queue->refused, message);
+	free(message->reason);
+	message->reason = NULL;
+	relay_text_clear(message->response);
+	make_ready(message);
 }
 
 /*

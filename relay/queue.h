@@ -37,6 +37,7 @@ typedef struct RelayQueue
 extern void relay_queue_add(RelayQueue *queue, RelayMessage *message);
 extern void relay_queue_hand_over(RelayMessage *message, int64_t now);
 extern void relay_queue_return(RelayMessage *message);
+extern void relay_queue_retry(RelayQueue *queue, RelayMessage *message);
 extern void relay_queue_deliver(RelayQueue *queue, RelayMessage *message);
 extern void relay_queue_refuse(RelayQueue *queue, RelayMessage *message,
 							   int64_t retry_after, bool counted,

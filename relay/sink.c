@@ -294,6 +294,7 @@ defer(RelayMessage *message, int64_t retry_after, const char *why)
 
 	if (pause < retry_after)
 		pause = retry_after;
+	message->due = relay_now() + pause;
 	sink->deferred++;
 	relay_log(RELAY_WARNING, "message %s of topic \"%s\" is deferred for "
 			  "%.1f s: %s", message->label, message->topic,

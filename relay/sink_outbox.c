@@ -7,7 +7,10 @@
  *
  * One statement acknowledges the message and publishes its copies.  So each
  * copy is published exactly once, whichever process dies.  The acknowledgement
- * that answers.c sends afterwards has no effect.
+ * that answers.c sends afterwards has no effect.  After a failover, another
+ * message can have the id of one that is lost; see answers.c.  So the
+ * statement runs only on a server with the timeline of the one that had the
+ * message.
  *
  * The sink's "state" is a RelayPipeline.  The callers are sinks.c, dispatch.c
  * and sink.c, through the RelaySinkType; sinks.c also calls the check.
@@ -52,6 +55,7 @@ configure_sink(RelaySink *sink, RelayConfig *config)
 	pipeline->database = relay_section_text(config->main, "database");
 	pipeline->password = relay_section_text(config->main, "password");
 	pipeline->batch = (int) relay_section_number(sink->section, "batch");
+	pipeline->has_outbox = true;
 	copies = relay_config_list(relay_section_text(sink->section, "copies"));
 	if (!copies[0])
 		relay_section_fault(config, sink->section, "copies",
@@ -131,15 +135,27 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 static void
 deliver(RelaySink *sink, RelayMessage *message)
 {
-	char	  **copies = relay_config_list(relay_section_text(sink->section,
-															  "copies"));
-	RelayText  *topics = relay_text_new();
+	const RelayPipeline *pipeline = sink->state;
+	unsigned	timeline = pipeline->timeline;
+	char	  **copies;
+	RelayText  *topics;
 	char		id[32];
 	const char *params[] = {
 		id, NULL, message->payload, message->key, message->headers
 	};
 	int			i;
 
+	if (timeline && message->timeline && timeline != message->timeline)
+	{
+		bool		is_old = timeline < message->timeline;
+
+		relay_queue_release(sink->queue, message);
+		if (is_old)
+			relay_sink_down(sink, "the server has an old timeline");
+		return;
+	}
+	copies = relay_config_list(relay_section_text(sink->section, "copies"));
+	topics = relay_text_new();
 	for (i = 0; copies[i]; i++)
 		relay_text_add_element(topics, copies[i]);
 	relay_text_add_char(topics, '}');

@@ -273,6 +273,14 @@ deliver(RelaySink *sink, RelayMessage *message)
 	curl_easy_setopt(easy, CURLOPT_QUICK_EXIT, 1L);
 	/* One connection for each request, so that none ends with another. */
 	curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
+
+	/*
+	 * If a kept connection ends before the response, libcurl sends the request
+	 * again.  The application might have used the claim token already, and a
+	 * message that failed might be the cause.
+	 */
+	if (message->claim_token || message->failures > 0)
+		curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, 1L);
 	curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, keep_answer);
 	curl_easy_setopt(easy, CURLOPT_WRITEDATA, delivery);
 	if (*ca_file)

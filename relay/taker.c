@@ -356,6 +356,8 @@ add_message(RelayTaker *taker, const PGresult *result, int row)
 	message->failed_at = columns[10];
 	message->size = size;
 	message->timeline = taker->database.timeline;
+	if (message->timeline != taker->answers->timeline)
+		taker->answers->has_others = true;
 	message->lease_end = taker->taken_at + taker->lease;
 	message->sink = relay_routing_sink(taker->routing, message->topic);
 	/* Follow an increase at once, and a decrease slowly. */

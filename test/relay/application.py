@@ -21,6 +21,9 @@ class Handler(BaseHTTPRequestHandler):
                 cursor.execute('SELECT pg_sleep(%s)', (request.get('sleep', 0.02),))
                 cursor.execute('SELECT idem_complete(%s, %s, 201, %s, claim_token => %s)', (
                     self.headers['Idempotency-Scope'], key, 'done', self.headers['Idempotency-Claim-Token']))
+                # A proxy might have sent the same request again.
+                if not cursor.fetchone()[0]:
+                    connection.rollback()
             status = 200
         except psycopg2.Error:
             status = 409

@@ -42,7 +42,7 @@ def stores_response(world):
     equal('its response', lookup(world, key)[1:], (201, '{"order": 7, "text": "käse"}', '{"content-type":"application/json"}'))
     request = endpoint.requests[-1]
     equal('the request', (request.body, request.headers['Idempotency-Key'], request.headers['Idempotency-Scope'],
-                          request.headers['Idempotency-Attempt']), (b'{"n": 1}', '"%s"' % key, 'shop', '4'))
+                          request.headers['Idempotency-Attempt']), (b'{"n": 1}', '"%s"' % key, 'shop', '3'))
     expect('its token', int(request.headers['Idempotency-Claim-Token']) > token)
     equal('requests', len(endpoint.requests), 3)
     equal('another scope', lookup(world, other, 'other')[0], 'started')
@@ -87,6 +87,21 @@ def extends_lease(world):
     endpoint.close()
 
 
+def sent_once(world):
+    """If a kept connection ends without a response, the request is sent again only
+    with another token."""
+    endpoint = Endpoint(lambda request, number: None if number == 2 else (200, {}, b''))
+    world.query('TRUNCATE idem_keys')
+    relay = world.relay('--c.resume=shop', '--c.sink=webhook', '--c.url=' + endpoint.url).started()
+    for n in range(2):
+        key, _ = claim(world, n, {'n': n})
+        until('it is completed', lambda k=key: lookup(world, k)[0] == 'completed')
+    equal('requests and tokens', (len(endpoint.requests), len({
+        request.headers['Idempotency-Claim-Token'] for request in endpoint.requests})), (3, 3))
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
 def locked_claim(world):
     """An application that holds its claim in an open transaction delays no
     other claim of the section."""
@@ -119,6 +134,53 @@ def locked_claim(world):
     until('it is completed', lambda: lookup(world, held)[:3] == ('completed', 200, 'mine'))
     equal('the status', relay.stop(), 0)
     endpoint.close()
+
+
+def locked_after_answer(world):
+    """Claims that are answered, but whose rows are locked, take no places."""
+    held = []
+
+    def hold(request, number):
+        if b'hold' in request.body:
+            held.append(psycopg2.connect(''))
+            held[-1].cursor().execute("SELECT idem_checkpoint('shop', %s, 'x', '{}', claim_token => %s)", (
+                request.headers['Idempotency-Key'].strip('"'), request.headers['Idempotency-Claim-Token']))
+        return 200, {}, b'ok'
+
+    endpoint = Endpoint(hold)
+    world.query('TRUNCATE idem_keys')
+    for n in range(2):
+        claim(world, n, {'hold': 1})
+    relay = world.relay('--c.resume=shop', '--c.sink=webhook', '--c.url=' + endpoint.url, '--c.in_flight=2').started()
+    until('they are held', lambda: len(held) == 2)
+    until('their answers wait', lambda: relay.said().count('locked its row') == 2 or world.query(
+        "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%idem_complete%'"))
+    key, _ = claim(world, 2, {'n': 2})
+    until('another one is completed', lambda: lookup(world, key)[0] == 'completed', 8)
+    for connection in held:
+        connection.close()
+    until('they are completed', lambda: world.query("SELECT count(*) FROM idem_keys WHERE state = 'completed'") == [(3,)])
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def outage(world):
+    """An endpoint that cannot be reached, or a proxy that has no backend, costs no
+    attempt."""
+    port = free_port()
+    world.query('TRUNCATE idem_keys')
+    with world.setting('max_attempts', 3):
+        for n in range(5):
+            claim(world, n, {'n': n})
+        relay = world.relay('--c.resume=shop', '--c.sink=webhook', '--c.url=http://127.0.0.1:%d/' % port, '--lease=1s',
+                            '--wait=300ms').started()
+        until('it is tried again', lambda: relay.said().count('next try in') >= 4)
+        endpoint = Endpoint(lambda request, number: (503 if number <= 10 else 200, {}, b'%d' % number), port=port)
+        until('they are completed', lambda: world.query("SELECT count(*) FROM idem_keys WHERE state = 'completed'") == [(5,)], 60)
+        expect('a response is mixed with an earlier one', all(10 < int(body) < 100 for body, in world.query(
+            'SELECT response_body FROM idem_keys')))
+        equal('the status', relay.stop(), 0)
+        endpoint.close()
 
 
 def refused_completion(world):
@@ -240,7 +302,10 @@ TESTS = [
     ('completer: the response is stored, and a failure is tried again', stores_response),
     ('completer: a command completes a request', by_command),
     ('completer: the lease is extended, and a lost claim is not answered', extends_lease),
+    ('completer: a token is sent once, even if the connection ends', sent_once),
     ('completer: a claim that its application has locked delays no other', locked_claim),
+    ('completer: claims that are answered and locked take no places', locked_after_answer),
+    ('completer: an outage of the endpoint costs no attempt', outage),
     ('completer: a completion that the server refuses delays no other answer', refused_completion),
     ('completer: a role that lacks a privilege is reported', lacks_privilege),
     ('completer: a relay that stops gives its claims back', returns_at_stop),

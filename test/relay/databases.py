@@ -1,6 +1,8 @@
 # Sinks that are PostgreSQL: the same outbox, and another server; and the
 # commands for an operator.
 
+import contextlib
+import copy
 import os
 import random
 import shutil
@@ -62,6 +64,45 @@ class Other(World):
         self.connection = None
         subprocess.run([os.path.join(self.bin, 'pg_ctl'), '-D', self.data, '-m', 'immediate', 'stop'],
                        stdout=subprocess.DEVNULL)
+
+    def copy(self):
+        """A copy of this server, which promote() starts without what happens until then."""
+        self.control('-m', 'fast', 'stop')
+        self.connection = None
+        copied = copy.copy(self)
+        copied.data += '.copy'
+        copied.where = self.where.replace(self.data, copied.data)
+        shutil.copytree(self.data, copied.data)
+        with open(os.path.join(copied.data, 'postgresql.conf'), 'a') as file:
+            file.write("unix_socket_directories = '%s'\n" % copied.data)
+        self.start()
+        self.become_primary()
+        return copied
+
+    def become_primary(self):
+        """Clients reach this server through primary()."""
+        link = os.path.join(self.directory, 'primary')
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(link)
+        os.symlink(self.data, link)
+
+    def primary(self):
+        return self.where.replace(self.data, os.path.join(self.directory, 'primary'))
+
+    def promote(self):
+        open(os.path.join(self.data, 'standby.signal'), 'w').close()
+        self.start()
+        self.control('-w', 'promote')
+        self.become_primary()
+
+    def remove(self):
+        self.stop()
+        shutil.rmtree(self.data)
+
+    def session(self, text):
+        """The process of an idle session whose last query has this text."""
+        return until('a session with ' + text, lambda: self.query(
+            "SELECT pid FROM pg_stat_activity WHERE state = 'idle' AND strpos(query, %s) > 0", text))[0][0]
 
     def effects(self):
         return self.query('SELECT key, n FROM effects ORDER BY id')
@@ -366,6 +407,7 @@ def operates(world):
         status, out, _ = run('groups', where)
         equal('groups', sorted(line.split()[0] for line in out.splitlines()[1:]), ['3', '3'])
         equal('without a selection', run('requeue', where)[0], 64)
+        equal('an empty option', run('requeue', where, '--reason=')[0], 64)
         equal('an unknown option', run('requeue', where, '--everything')[0], 64)
         first = world.query('SELECT min(id) FROM idem_outbox')[0][0]
         equal('by id', run('requeue', where, '--id=%d' % first)[1], '1\n')
@@ -388,39 +430,100 @@ def operates(world):
         world.query('DROP OWNED BY relay_operator; DROP ROLE relay_operator')
 
 
+def operates_in_any_encoding(world):
+    """Options and errors are UTF-8, whatever the encoding of the database."""
+    for encoding, topic in ('LATIN1', 'k\u00e4se'), ('SQL_ASCII', 'cheese'):
+        with world.database('other', encoding) as other:
+            other.connection.set_client_encoding('UTF8')
+            other.publish(topic)
+            other.query("SELECT idem_outbox_fail(id, attempt, convert_from('\\x9b33316d', getdatabaseencoding()), schedule => '{}') "
+                        'FROM idem_outbox_take()')
+            status, out, err = run('dead', '--database=dbname=other')
+            equal('the status', (status, err), (0, ''))
+            expect('what is dead: ' + out, topic in out and '\u009b' not in out)
+            equal('one is requeued', run('requeue', '--database=dbname=other', '--topic=' + topic)[1], '1\n')
+            other.connection.close()
+
+
 def fails_over(world):
     """A server that is promoted without the last transactions gives their ids to
     other messages, which the relay does not acknowledge for the lost ones."""
     gate = threading.Event()
     endpoint = Endpoint(lambda request, number: gate.wait(60) and (204, {}, b''))
-    other = Other(world)
+    old = Other(world)
+    new = old.copy()
     try:
-        other.control('-m', 'fast', 'stop')
-        shutil.copytree(other.data, other.data + '.standby')
-        other.start()
-        other.connection = None
-        relay = world.relay('--database=' + other.where, '--w.sink=webhook', '--w.topics=t', '--w.url=' + endpoint.url,
+        relay = world.relay('--database=' + old.primary(), '--w.sink=webhook', '--w.topics=t', '--w.url=' + endpoint.url,
                             '--w.timeout=60s').started()
         for n in range(5):
-            other.publish('t', '"old"')
+            old.publish('t', '"old"')
         until('they are in flight', lambda: len(endpoint.requests) == 5)
         relay.signal(signal.SIGSTOP)
         gate.set()
-        other.stop()
-        shutil.rmtree(other.data)
-        os.rename(other.data + '.standby', other.data)
-        open(os.path.join(other.data, 'standby.signal'), 'w').close()
-        other.start()
-        other.control('-w', 'promote')
-        new = {other.publish('t', '"new"') for n in range(5)}
+        old.stop()
+        new.promote()
+        published = {new.publish('t', '"new"') for n in range(5)}
         relay.signal(signal.SIGCONT)
-        other.all_acked(5)
-        equal('the new ones that arrived', {request.headers['webhook-id'] for request in endpoint.requests} & new, new)
+        new.all_acked(5)
+        equal('the new ones that arrived', {request.headers['webhook-id'] for request in endpoint.requests} & published, published)
         equal('the status', relay.stop(), 0)
     finally:
-        other.stop()
-        shutil.rmtree(other.data)
+        old.remove()
+        new.remove()
         endpoint.close()
+
+
+def takes_late(world):
+    """The same if the old server still answers a take after the failover."""
+    endpoint = Endpoint()
+    old = Other(world)
+    new = old.copy()
+    try:
+        relay = world.relay('--database=' + old.primary(), '--w.sink=webhook', '--w.topics=t', '--w.url=' + endpoint.url).started()
+        answers = old.session('outbox_max_attempts')
+        take = until('it takes', lambda: old.query("SELECT pid FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid() "
+                                                   "AND query LIKE '%idem_outbox_take%'"))[0][0]
+        os.kill(take, signal.SIGSTOP)
+        for n in range(5):
+            old.publish('t', '"old"')
+        new.promote()
+        old.query('SELECT pg_terminate_backend(%s)', answers)
+        new.session('outbox_max_attempts')
+        published = {new.publish('t', '"new"') for n in range(5)}
+        os.kill(take, signal.SIGCONT)
+        new.all_acked(5)
+        equal('the new ones that arrived', {request.headers['webhook-id'] for request in endpoint.requests} & published, published)
+        equal('the status', relay.stop(), 0)
+    finally:
+        old.remove()
+        new.remove()
+        endpoint.close()
+
+
+def copies_after_failover(world):
+    """The sink "outbox" acknowledges no such message either, so each new one is copied."""
+    old = Other(world)
+    new = old.copy()
+    try:
+        relay = world.relay('--database=' + old.primary(), '--events.sink=outbox', '--events.topics=t', '--events.copies=copy').started()
+        session = old.session('idem_publish_many')
+        os.kill(session, signal.SIGSTOP)
+        for n in range(5):
+            old.publish('t', '"old"')
+        until('they are taken', lambda: old.leased() == 5)
+        relay.signal(signal.SIGSTOP)
+        os.kill(session, signal.SIGKILL)
+        old.stop()
+        new.promote()
+        for n in range(5):
+            new.publish('t', '"new"')
+        relay.signal(signal.SIGCONT)
+        until('they are acknowledged', lambda: new.query("SELECT count(*) FROM idem_outbox WHERE topic = 't' AND state = 'acked'") == [(5,)])
+        equal('copies', new.query("SELECT payload, count(*) FROM idem_outbox WHERE topic = 'copy' GROUP BY 1"), [('new', 5)])
+        equal('the status', relay.stop(), 0)
+    finally:
+        old.remove()
+        new.remove()
 
 
 def without_timeline(world):
@@ -430,8 +533,10 @@ def without_timeline(world):
     try:
         world.query('GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO limited')
         world.publish('t')
-        relay = world.relay('--database=user=limited', '--out.sink=stdout', '--out.topics=t').started()
-        world.all_acked(1)
+        world.publish('e')
+        relay = world.relay('--database=user=limited', '--out.sink=stdout', '--out.topics=t', '--events.sink=outbox',
+                            '--events.topics=e', '--events.copies=t').started()
+        world.all_acked(3)
         equal('the status', relay.stop(), 0)
     finally:
         world.query('GRANT EXECUTE ON FUNCTION pg_current_wal_lsn TO PUBLIC; DROP OWNED BY limited; DROP ROLE limited')
@@ -447,6 +552,9 @@ TESTS = [
     ('postgres: a server that is silent after the login is given up after timeout', silent_after_login),
     ('outbox: one event goes to three webhooks, each copy once', fans_out),
     ('operators: dead, groups, requeue and status', operates),
+    ('operators: a database in any encoding', operates_in_any_encoding),
     ('database: a failover that loses transactions loses no later message', fails_over),
+    ('database: a take that the old server answers after a failover loses no message', takes_late),
+    ('outbox: a failover that loses transactions loses no later message', copies_after_failover),
     ('database: a server that reports no timeline is used as well', without_timeline),
 ]

@@ -17,6 +17,7 @@ import psycopg2
 import amqp
 import kafka
 from endpoint import Endpoint
+from proxies import Slow
 from rabbit import Proxy
 from world import PROGRAM, Broken, equal, expect, free_port, until
 
@@ -256,6 +257,23 @@ def late_commands(world):
     print('# 8 of 10 waited for at most %.2f s' % took, flush=True)
     expect('they waited for %.2f s' % took, took < 2)
     until('the late ones are tried again', lambda: world.query("SELECT min(attempt) FROM idem_outbox WHERE state <> 'acked'")[0][0] >= 2)
+    equal('the status', relay.stop(), 0)
+
+
+def behind_retries(world):
+    """The messages behind retries that run into their timeout do not fill the relay."""
+    for n in range(120):
+        world.publish('t', '"late"', 'late%d' % (n % 2))
+    relay = commands(world, '--max_messages=40')
+    until('each key has failed', lambda: world.query('SELECT count(*) FROM idem_outbox WHERE last_error IS NOT NULL')[0][0] >= 2)
+    for n in range(40):
+        world.publish('t', str(n), 'k%d' % n)
+        time.sleep(0.1)
+    until('the others are delivered', lambda: world.states().get('acked') == 40, 10)
+    took = world.query('SELECT extract(epoch FROM percentile_disc(0.8) WITHIN GROUP (ORDER BY acked_at - created_at))::float '
+                       "FROM idem_outbox WHERE state = 'acked'")[0][0]
+    print('# 8 of 10 waited for at most %.2f s' % took, flush=True)
+    expect('they waited for %.2f s' % took, took < 1)
     equal('the status', relay.stop(), 0)
 
 
@@ -750,6 +768,41 @@ def locked_row(world):
     endpoint.close()
 
 
+def locked_beside_many(world):
+    """A locked row among many answers, on a slow connection, does not delay those to
+    other messages until each of the many has been answered alone."""
+    directory = os.path.join(world.directory, 'slow')
+    os.mkdir(directory)
+
+    def connect():
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(os.path.join(os.environ['PGHOST'], '.s.PGSQL.' + os.environ['PGPORT']))
+        return server
+
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.path.join(directory, '.s.PGSQL.' + os.environ['PGPORT']))
+    listener.listen()
+    with listener:
+        Slow(listener, connect)
+        relay = world.relay('--database=host=' + directory, '--out.sink=stdout', '--out.topics=t').started()
+        until('it takes', lambda: world.query("SELECT 1 FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid() "
+                                              "AND query LIKE '%idem_outbox_take%'"))
+        relay.signal(signal.SIGSTOP)
+        world.query("SELECT count(idem_publish('t', to_jsonb(n))) FROM generate_series(1, 200) AS n")
+        until('they are taken', lambda: world.leased() == 200)
+        with contextlib.closing(psycopg2.connect('')) as other:
+            other.cursor().execute("SELECT FROM idem_outbox WHERE payload = '100' FOR UPDATE")
+            relay.signal(signal.SIGCONT)
+            until('some are acknowledged', lambda: world.states().get('acked', 0) > 5)
+            began = time.monotonic()
+            message = world.publish('t', '0')
+            until('another one is acknowledged', lambda: world.outbox(message)[0] == 'acked')
+            took = time.monotonic() - began
+            print('# it took %.1f s; %d others are not acknowledged' % (took, 201 - world.states()['acked']), flush=True)
+            expect('it took %.1f s' % took, took < 5)
+        equal('the status', relay.stop(), 0)
+
+
 def locked_and_waiting(world):
     """A message that waits for its sink, whose row is locked until its lease is over,
     does not delay those behind it."""
@@ -929,6 +982,7 @@ TESTS = [
     ('isolation: Retry-After is the pause of one message', later_alone),
     ('isolation: a message for which a command ends with 75 waits alone', command_defers),
     ('isolation: commands that run into their timeout delay no other', late_commands),
+    ('isolation: the messages behind retries do not fill the relay', behind_retries),
     ('isolation: a relay knows the messages that failed at another one', failed_elsewhere),
     ('isolation: an error text in any encoding stops no relay', any_encoding),
     ('isolation: retries that need more than their places do not fill the sink', many_retries),
@@ -950,6 +1004,7 @@ TESTS = [
     ('isolation: a bad endpoint delays no message of another one', bad_endpoints),
     ('isolation: slow endpoints that succeed delay no other sink', slow_success),
     ('isolation: a locked row delays its own answer only', locked_row),
+    ('isolation: a locked row among many answers delays no other for long', locked_beside_many),
     ('isolation: a locked row of a waiting message delays none behind it', locked_and_waiting),
     ('isolation: a full queue refuses its own messages only', one_queue_stuck),
 ]

@@ -3,6 +3,7 @@
 import contextlib
 import select
 import threading
+import time
 
 
 class Forwarder:
@@ -40,6 +41,16 @@ class Gate(Forwarder):
             while data := source.recv(65536):
                 if from_client == self.from_client:
                     self.opened.wait()
+                target.sendall(data)
+
+
+class Slow(Forwarder):
+    """Delays everything."""
+
+    def copy(self, source, target, from_client):
+        with contextlib.suppress(OSError), source, target:
+            while data := source.recv(65536):
+                time.sleep(0.03)
                 target.sendall(data)
 
 

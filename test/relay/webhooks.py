@@ -57,6 +57,19 @@ def tried_again(world):
     endpoint.close()
 
 
+def repeated_once(world):
+    """A message that has failed is not sent twice at an attempt, even if it ends the
+    kept connection."""
+    answers = iter([(500, {}, b'broken'), None])
+    endpoint = Endpoint(lambda request, number: next(answers, None) if request.body == b'"bad"' else (204, {}, b''))
+    relay = webhook(world, endpoint.url)
+    message_id = world.publish('t', '"bad"')
+    until('the second attempt has failed', lambda: 'returned nothing' in (world.outbox(message_id)[3] or ''))
+    equal('requests', len(endpoint.requests), world.outbox(message_id)[1])
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
 def overloaded(world):
     """503 with Retry-After pauses a key, and costs nothing."""
     endpoint = Endpoint(lambda request, number: (503, {'Retry-After': '2'}, b'') if number == 1 else (204, {}, b''))
@@ -322,6 +335,7 @@ TESTS = [
     ('webhooks over TLS, with certificates of one\'s own', over_tls),
     ('a webhook is signed as the specification has it', signed),
     ('a webhook is tried again, after Retry-After', tried_again),
+    ('a webhook that has failed is sent once at each attempt', repeated_once),
     ('503 pauses a webhook without an attempt', overloaded),
     ('an endpoint that is not there costs no attempt', not_there),
     ('an endpoint that does not answer costs one', silent),

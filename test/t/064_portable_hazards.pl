@@ -238,6 +238,17 @@ $locker->run('BEGIN; SELECT pg_advisory_xact_lock(1)');
 $claimant->send(q{SELECT outcome FROM idem.idem_claim('s', 'claim-with-another-wait')});
 $locker->run('SELECT pg_sleep(0.2); COMMIT');
 is($claimant->result, 'new', 'a claim that waits for something else is new');
+my $limited = q{SET lock_timeout = '50 ms'; SET statement_timeout = '60 s'; SELECT outcome FROM idem_claim('s', 'claim-with-a-lock-timeout')};
+$locker->run('BEGIN; SELECT pg_advisory_xact_lock(1)');
+is(by('tenant', 'shop', $limited), '55P03', 'the lock_timeout of its session ends this wait');
+is( by('tenant', 'shop', q{SET statement_timeout = '60 s'; SELECT outcome FROM idem_claim('s', 'claim-without-lock-timeout')}),
+	'in_progress', 'and without a lock_timeout, the claim is in progress after half a second');
+$locker->run('ROLLBACK; BEGIN; LOCK TABLE idem.idem_keys IN SHARE MODE');
+is(by('tenant', 'shop', $limited), '55P03', 'the lock_timeout of its session also ends a wait for the table');
+$claimant->send(q{SELECT outcome FROM idem.idem_claim('s', 'claim-waits-for-the-table')});
+wait_for_block($node, $claimant->pid);
+$locker->run('SELECT pg_sleep(1); COMMIT');
+is($claimant->result, 'new', 'and without a lock_timeout, the claim waits for the table');
 by('installer', 'shop', 'DROP FUNCTION slow CASCADE');
 $_->quit foreach $locker, $batch;
 my @batches = map { session($node, 'shop') } 1 .. 4;
@@ -256,6 +267,71 @@ is( $large->run(q{SELECT outcome, count(*) FROM idem_claim_many('s', ARRAY(SELEC
 is( $large->run(q{SELECT count(*) < 1000 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()}), 't', 'and does not fill the lock table');
 is( by('tenant', 'shop', q{SET statement_timeout = '30 s'; SELECT outcome FROM idem_claim('s', 'other-lock-101500')}), 'in_progress', 'a claim of its last key does not wait');
 $_->quit foreach $large, $stranger;
+
+#
+# A session that began while the tables had one page does not read them as a whole later.
+#
+$node->safe_psql('restored', "DROP SCHEMA idem CASCADE");
+install('restored', 'idem');
+my $calls = q{
+	SELECT outcome FROM idem_claim('s', 'plans-000000000' || :n, lease => '1 h', request => '1');
+	SELECT idem_checkpoint('s', 'plans-000000000' || :n, 'a') > idem_heartbeat('s', 'plans-000000000' || :n, '1 min');
+	SELECT idem_fail('s', 'plans-000000000' || :n);
+	SELECT outcome FROM idem_claim('s', 'plans-000000000' || :n);
+	SELECT idem_complete('s', 'plans-000000000' || :n, 200);
+	SELECT state FROM idem_lookup('s', 'plans-000000000' || :n);
+	SELECT idem_erase('s', 'plans-000000000' || :n);
+	SELECT idem_forget('s', 'plans-000000000' || :n);
+	SELECT outcome FROM idem_claim_many('s', ARRAY['plans-000000000' || :n]);
+	SELECT idem_release('s', 'plans-000000000' || :n);
+	SELECT count(*) FROM idem_resume();
+	SELECT idem_once('s', 't' || :n), count(idem_once_at('s', 't' || :n)) FROM idem_once_many('s', '{a,b}');
+	SELECT outcome FROM idem_try_append('a', 'c', :n);
+	SELECT idem_last_client_seq('a', 'c');
+	SELECT is_active FROM idem_set('u', 'post', 'e', 'like', true, 2 * :n, '{dislike}');
+	SELECT is_active FROM idem_toggle('u', 'post', 'e', 'like', 2 * :n + 1);
+	SELECT idem_is_active('u', 'post', 'e', 'like'), count(*) FROM idem_action_states('u', 'post', '{e}');
+	SELECT idem_forget_user('u');
+	SELECT count(idem_publish('t', '1', k)) FROM unnest('{k,k,NULL}'::text[]) AS k;
+	SELECT count(*) FROM idem_publish_many('{t}', '{1}');
+	SELECT array_agg(id) AS ids FROM idem_outbox_take() \\gset
+	SELECT idem_outbox_extend(:'ids'), idem_outbox_release(:'ids');
+	SELECT array_agg(id) AS ids, min(id) AS first, max(id) AS last FROM idem_outbox_take() \\gset
+	SELECT idem_outbox_nack(:first, 'no'), idem_outbox_fail(:last, 2, 'no'), idem_outbox_ack(:'ids');
+	SELECT idem_outbox_requeue('{1}');
+	SELECT keys_deleted FROM idem_cleanup();};
+my $session = session($node, 'restored');
+$session->run("SET search_path = idem;\nBEGIN;\n\\set n 1\n$calls COMMIT");
+$node->safe_psql('restored', 'VACUUM ANALYZE');
+$session->run("BEGIN;\n\\set n $_\n$calls COMMIT") foreach 2 .. 9;
+$session->run("BEGIN;\n\\set n 10\n$calls");
+is( $session->run(q{SELECT string_agg(relname, ' ') FROM pg_stat_xact_user_tables WHERE schemaname = 'idem' AND relname !~ 'installation' AND seq_scan > 0}),
+	'', 'sequential scans of a session that began while the tables had one page');
+$session->quit;
+
+#
+# Many calls wait for a transaction that rolls back.  Each of them gets its answer
+# in turn, and none passes the lock on before it has looked.
+#
+my @waiting = map { session($node, 'shop') } 1 .. 20;
+foreach (
+	[ q{SELECT outcome FROM idem_claim('s', 'many-wait-for-this-one')},
+		q{WITH c AS MATERIALIZED (SELECT * FROM idem_claim('s', 'many-wait-for-this-one', wait => '60 s'))
+			SELECT outcome FROM c WHERE outcome <> 'new' OR idem_complete('s', 'many-wait-for-this-one', 200)},
+		'new' . ' replay' x 19 ],
+	[ q{SELECT outcome FROM idem_try_append('waited for', 'c', 1)}, q{SELECT outcome FROM idem_try_append('waited for', 'c', 1, wait => '60 s')}, 'appended' . ' duplicate' x 19 ])
+{
+	my ($call, $waiting_call, $answers) = @$_;
+	my $first = session($node, 'shop');
+	$first->run("SET search_path = idem; BEGIN; $call");
+	$_->run('SET search_path = idem') foreach @waiting;
+	$_->send($waiting_call) foreach @waiting;
+	wait_for_block($node, map { $_->pid } @waiting);
+	$first->run('ROLLBACK');
+	is(join(' ', sort map { $_->result } @waiting), $answers, "20 sessions wait: $call");
+	$first->quit;
+}
+$_->quit foreach @waiting;
 
 #
 # A large request that another transaction holds

@@ -21,10 +21,9 @@ export function idempotent(client, options) {
         method: ctx.method, path: ctx.url, key: keyOf(ctx.req), body,
         contentType: ctx.headers['content-type'], contentEncoding: ctx.headers['content-encoding'], native: ctx, scope: () => options.scope(ctx),
       }, options, 'request', async ({ tx }) => own = await handler(ctx, tx, body))
-    } catch (error) {
-      // No error handler can answer 2xx, because the work was rolled back.
-      refuseSuccess(ctx.res, `${ctx.method} ${ctx.url}`)
-      throw error
+    } finally {
+      // Neither an error handler nor another middleware can answer 2xx for work that was rolled back.
+      if (!answer?.committed) refuseSuccess(ctx.res, `${ctx.method} ${ctx.url}`)
     }
     // The handler's own response can have headers that are not stored.
     const response = answer.first ? own : answer

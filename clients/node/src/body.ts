@@ -81,7 +81,7 @@ export async function bodyOf(request: any, limit: number = request.routeOptions?
   const { 'content-type': contentType, 'content-encoding': contentEncoding } = request.headers
   const bytes = [request.rawBody, request.body].find((one): one is Buffer => Buffer.isBuffer(one))
   if (bytes) return { body: bytes, contentType, contentEncoding }
-  if (raw.readableEnded || request._body) return { body: (await parsedBody(request)).bytes, contentType: 'application/json' }
+  if (raw.readableEnded || request._body) return { body: (await parsedBody(request)).bytes, contentType: 'application/json', form: formOf(request) }
   const body = await wholeBody(raw, limit)
   return { body, contentType, contentEncoding, unread: body }
 }

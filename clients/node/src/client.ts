@@ -203,6 +203,7 @@ function checkedRequest(options: RequestOptions, kind: 'request' | 'job'): void 
   }
   checkedTimes(options)
   checkedCount(options.maxResponseSize, 'maxResponseSize')
+  if (options.signal !== undefined && !(options.signal instanceof AbortSignal)) throw new TypeError(`signal must be an AbortSignal, not ${describe(options.signal)}`)
 }
 
 /** Checks a number of bytes or of connections. */

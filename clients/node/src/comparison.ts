@@ -68,9 +68,14 @@ export function compared<Request>(request: Compared, native: Request, fingerprin
     const text = storableUtf8(body)
     return text === undefined ? ofBytes(request) : { method, path, body: text, without: leftOut(fingerprint) }
   }
-  return ofBytes(boundary === undefined ? request
-    : { ...request, body: Buffer.from(Buffer.from(body).toString('latin1').replaceAll(boundary, ''), 'latin1') })
+  if (boundary === undefined) return ofBytes(request)
+  const parts = partsOf(body, boundary)
+  // The lengths take the place of the delimiters, so that no part can contain one.
+  return ofBytes({ ...request, body: Buffer.from(`${parts.map(({ length }) => length).join()}${parts.join('')}`, 'latin1') })
 }
+
+/** The bytes of a multipart form between its delimiters, as latin1. */
+const partsOf = (body: Uint8Array, boundary: string): string[] => `\r\n${Buffer.from(body).toString('latin1')}`.split(`\r\n--${boundary}`)
 
 /** The request, compared by its bytes. */
 export function ofBytes({ method, path, body }: Compared): RequestIdentity {
@@ -81,13 +86,13 @@ export function ofBytes({ method, path, body }: Compared): RequestIdentity {
 export function formKeys({ body, contentType = '', contentEncoding = 'identity' }: Compared, field: string): string[] {
   const boundary = boundaryOf(contentType)
   if (contentEncoding !== 'identity' || (boundary === undefined && !FORM.test(contentType))) return []
-  const text = Buffer.from(body).toString('latin1')
   if (boundary === undefined) {
+    const text = Buffer.from(body).toString('latin1')
     // Each byte of the name can be encoded. Other fields are not parsed, because there can be very many.
     const name = Array.from(Buffer.from(field), (byte) => `(?:${escaped(byte === 32 ? '+' : String.fromCharCode(byte))}|%(?:${byte.toString(16).padStart(2, '0')}))`)
     return Array.from(text.matchAll(new RegExp(`(?:^|&)${name.join('')}=([^&]*)`, 'gi')), ([, value]) => new URLSearchParams(`v=${value!}`).get('v')!)
   }
-  return `\r\n${text}`.split(`\r\n--${boundary}`).flatMap((part) => {
+  return partsOf(body, boundary).flatMap((part) => {
     const end = part.indexOf('\r\n\r\n')
     const [, parameters] = DISPOSITION.exec(part.slice(0, Math.max(end, 0))) ?? []
     const [, quoted, bare] = /;[ \t]*name[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))/i.exec(parameters ?? '') ?? []

@@ -13,7 +13,7 @@ interface HandlerContext {
   open: boolean
   /** The pools whose connections it holds, or might need: with a router, also the router's pool. */
   readonly pools: readonly object[]
-  readonly outer: HandlerContext | undefined
+  outer: HandlerContext | undefined
 }
 
 const currentHandler = new AsyncLocalStorage<HandlerContext>()
@@ -106,6 +106,8 @@ export async function runHandler<T>(pools: readonly object[], run: () => Promise
     })
   } finally {
     handler.open = false
+    // A handler can start the next one after its end, and so on forever.
+    if (!handler.outer?.open) handler.outer = undefined
     stop!()
   }
 }

@@ -119,8 +119,8 @@ interface Route {
   over?(): void
 }
 
-/** Whether the guard itself has answered. No late call of the handler can make a success of it. */
-export const isRefusal = ({ first, headers }: HttpAnswer): boolean => !first && headers['Idempotent-Replayed'] === undefined
+/** Whether the guard itself has answered. */
+export const isRefusal = ({ first, committed }: HttpAnswer): boolean => !first && !committed
 
 /** Serves a request of a guarded route. Returns the response, which is not sent yet. */
 export async function answerOf(client: Client<any>, request: HttpRequest & { native: any }, options: HttpOptions<any>, kind: 'request' | 'job', held: HeldResponse,
@@ -140,9 +140,9 @@ export async function answerOf(client: Client<any>, request: HttpRequest & { nat
       // The last step's response is the one that is stored.
       return whole = isFinished() ? undefined : sent
     })
-    if (!isRefusal(answer)) held.isUndone = () => false
+    if (!isRefusal(answer)) held.isUndone = () => !answer.committed
     // The handler's own response has headers that are not stored, and its body can be too large to be stored.
-    return answer.first && whole ? { first: true, status: whole.status, headers: whole.headers ?? {}, body: whole.body as Buffer } : answer
+    return answer.first && whole ? { ...answer, headers: whole.headers ?? {}, body: whole.body as Buffer } : answer
   } finally {
     over?.()
     held.restore()

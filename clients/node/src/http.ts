@@ -113,8 +113,8 @@ export interface HttpRequest {
   native?: unknown
 }
 
-/** The answer to send. If first is true, the handler's own response is sent whole. */
-export interface HttpAnswer { first: boolean; status: number; headers: Headers; body: string | Buffer | null }
+/** The answer to send. If first is true, the handler's own response is sent whole. Unless it is committed, no success may be sent, whatever middleware makes of it. */
+export interface HttpAnswer { first: boolean; committed: boolean; status: number; headers: Headers; body: string | Buffer | null }
 
 export const REPLAYED_HEADERS: readonly string[] = [
   'Content-Type', 'Content-Encoding', 'Content-Language', 'Content-Disposition', 'Location', 'ETag', 'Link', 'Vary',
@@ -252,7 +252,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
       'This request has run, but its response was erased.') })
   }
   if (answer.replayed) return replay(answer)
-  return { first: true, status: answer.status, headers: answer.headers, body: answer.body }
+  return { first: true, committed: storable(answer.status, store), status: answer.status, headers: answer.headers, body: answer.body }
 }
 
 /** The job, which also calls onFinish() when its last step has committed. */
@@ -266,11 +266,11 @@ function withFinish<Tx>(job: Job<Tx>, onFinish: () => void): Job<Tx> {
 }
 
 function replay(answer: { status: number; headers: Headers; body: string | Buffer | null }): HttpAnswer {
-  return { first: false, status: answer.status, headers: { ...answer.headers, 'Idempotent-Replayed': 'true' }, body: answer.body }
+  return { first: false, committed: true, status: answer.status, headers: { ...answer.headers, 'Idempotent-Replayed': 'true' }, body: answer.body }
 }
 
 function refusal(said: Response & { body: string; headers: Headers }, more: Headers = {}): HttpAnswer {
-  return { first: false, status: said.status, headers: { ...said.headers, ...more }, body: said.body }
+  return { first: false, committed: false, status: said.status, headers: { ...said.headers, ...more }, body: said.body }
 }
 
 function refusalOf(error: unknown, conflictStatus: number, kind: 'request' | 'job'): HttpAnswer | undefined {
@@ -401,16 +401,17 @@ export const allowSuccess = (response: ServerResponse): void => refusals.get(res
 
 /** If the application, such as its error handler, answers 2xx although the work was rolled back, send 500 instead. */
 export function refuseSuccess(response: ServerResponse, route: string): void {
-  const names = ['writeHead', 'flushHeaders', 'write', 'end']
+  const names = ['writeHead', 'flushHeaders', 'write', 'end', '_storeHeader']
   const undo = overrides(response, names)
   refusals.set(response, () => {
     refusals.delete(response)
     undo()
   })
   const target = response as unknown as Record<string, (...given: unknown[]) => unknown>
-  const { writeHead, end } = target
+  const { writeHead, end, _storeHeader: storeHeader } = target
   let body: string | undefined
   let isEnded = false
+  let isEnding = false
   const refuse = (): void => {
     console.error(`pg-idempotency: ${route} was rolled back, and the application answered ${response.statusCode}: 500 was sent`)
     for (const header of response.getHeaderNames()) response.removeHeader(header)
@@ -429,12 +430,17 @@ export function refuseSuccess(response: ServerResponse, route: string): void {
     response.removeHeader('content-length')
     return writeHead!.call(response, 500)
   }
+  // Middleware that wrapped writeHead() before us can still change the status.
+  if (storeHeader) target['_storeHeader'] = (line, headers) => storeHeader.call(response, String(line).replace(/ 2\d\d .*/, ' 500 Internal Server Error'), headers)
   for (const name of ['flushHeaders', 'write', 'end']) {
     const real = target[name]!
     target[name] = (...given) => {
       if (body === undefined && isSuccess(response.statusCode)) refuse()
-      if (body === undefined) return real.apply(response, given)
-      if (!isEnded) end!.call(response, body)
+      // Over HTTP/2, end() calls write().
+      if (body === undefined || isEnding) return real.apply(response, given)
+      isEnding = !isEnded
+      if (isEnding) end!.call(response, body)
+      isEnding = false
       isEnded = true
       return name === 'write' ? true : response
     }

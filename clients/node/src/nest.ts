@@ -7,6 +7,7 @@
  * The guard is an interceptor. Nest's response is sent after COMMIT. After an
  * exception, the work is rolled back, and the exception filters answer.
  */
+import { AsyncResource } from 'node:async_hooks'
 import {
   applyDecorators, createParamDecorator, HttpException, Inject, Module, ServiceUnavailableException, SetMetadata, StreamableFile,
   UseInterceptors, type CallHandler, type DynamicModule, type ExecutionContext, type NestInterceptor,
@@ -16,9 +17,7 @@ import { catchError, lastValueFrom, Observable, of, Subject, takeUntil, tap, typ
 import { bodyOf, preparation, snapshotOf } from './body.js'
 import type { Client } from './client.js'
 import { answerOf, isRefusal } from './held.js'
-import {
-  checkedClient, checkedOptions, ignoreLateCalls, isStream, keyOf, overrides, routeOptions, streamingRefused, type Context, type HttpOptions,
-} from './http.js'
+import { checkedClient, checkedOptions, ignoreLateCalls, isStream, keyOf, overrides, routeOptions, streamingRefused, type Context, type HttpOptions } from './http.js'
 import { BufferedReply } from './reply.js'
 import { BufferedResponse } from './response.js'
 
@@ -36,6 +35,8 @@ export type RouteOptions = Partial<Omit<NestOptions, 'client'>> & { job?: boolea
 
 const SETTINGS = Symbol('settings of pg-idempotency')
 const ROUTE = 'pg-idempotency:route'
+/** The decorated methods. Another decorator can replace a method by one that has no guard. */
+const guarded: [target: any, name: string][] = []
 
 export class IdempotencyModule {
   static forRoot(options: NestOptions): DynamicModule {
@@ -47,6 +48,8 @@ export class IdempotencyModule {
       const { client, ...settings } = await useFactory(...given)
       checkedClient(client)
       checkedOptions(settings as HttpOptions<never>, 'bodyLimit')
+      const off = guarded.find(([target, name]) => !Reflect.getMetadata(ROUTE, target[name]))
+      if (off) throw new TypeError(`${off[0].constructor.name}.${off[1]}() is not guarded: put @Idempotent() above the decorator that replaces the method`)
       return { client, ...settings }
     }
     return { module: IdempotencyModule, global: true, imports, providers: [Outermost, { provide: SETTINGS, inject, useFactory: made }], exports: [SETTINGS] }
@@ -81,7 +84,8 @@ class IdempotencyInterceptor implements NestInterceptor {
     if (kind !== 'http') throw new TypeError(`${context.getClass().name}.${route.name}() must not be guarded: @Idempotent() is for HTTP requests with one response, and not for ${kind}`)
     const { client, job, ...settings } = { ...this.options, ...this.reflector.get<RouteOptions>(ROUTE, route) }
     if (settings.methods && !settings.methods.includes(context.switchToHttp().getRequest().method)) return next.handle()
-    return new Observable((outer) => guard(client, settings, job ? 'job' : 'request', context.getArgs(), next, outer))
+    // Otherwise retry() would subscribe again in the context of the handler that it leaves.
+    return new Observable(AsyncResource.bind((outer: Subscriber<unknown>) => guard(client, settings, job ? 'job' : 'request', context.getArgs(), next, outer)))
   }
 }
 Inject(SETTINGS)(IdempotencyInterceptor, undefined, 0)
@@ -95,19 +99,23 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
   outer: Subscriber<unknown>): () => void {
   const isFastify = response.raw !== undefined
   const route = `${request.method} ${request.originalUrl}`
-  const held = isFastify ? new BufferedReply(response, route) : new BufferedResponse(response, route)
+  let held: BufferedReply | BufferedResponse | undefined
   const gone = new Subject<never>()
   let isEmitted = false
   let hasLeft = false
-  const emit = (value: unknown): void => {
-    isEmitted = true
-    of(value).subscribe(outer)
-  }
+  const emit = (value: unknown): void => { isEmitted = true; of(value).subscribe(outer) }
   const check = (): void => {
-    if (isEmitted) throw new ServiceUnavailableException('the transaction must run again, so the client must repeat the request')
-    if (outer.closed) throw left
+    if (isEmitted || outer.closed) throw isEmitted ? new ServiceUnavailableException('the transaction must run again, so the client must repeat the request') : left
   }
+  const noteFailure = (fail: (error: unknown) => void) => failures.set(request, (error) => {
+    hasLeft = true
+    fail(error)
+    return ended
+  })
   const perform = async (): Promise<void> => {
+    // The run that an outer interceptor, such as retry(), has left.
+    await failures.get(request)?.(left)
+    held = isFastify ? new BufferedReply(response, route) : new BufferedResponse(response, route)
     const { unread, ...body } = await bodyOf(request, settings.bodyLimit)
     const { begin, over } = preparation(request.raw ?? request, unread)
     const takeBack = overrides(response, ['json', 'render', 'view'])
@@ -124,11 +132,7 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
         // Otherwise an exception filter would answer for a value that is no JSON.
         const { json } = response
         response.json &&= (value: unknown) => void new Promise((sent) => { sent(json.call(response, value)) }).catch(fail)
-        failures.set(request, (error) => {
-          hasLeft = true
-          fail(error)
-          return ended
-        })
+        noteFailure(fail)
         const value = await lastValueFrom(next.handle().pipe(takeUntil(gone)), { defaultValue: undefined })
         if (outer.closed) throw left
         if (response.headersSent || response.sent) throw streamingRefused(route, 'itself, in its handler')
@@ -136,10 +140,7 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
         if (!isFinished()) emit(value)
         return response
       },
-      over() {
-        takeBack()
-        over()
-      },
+      over: () => { takeBack(); over() },
     })
     failures.delete(request)
     if (hasLeft || (outer.closed && !isEmitted)) return
@@ -151,9 +152,10 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
       }
       response.render = response.view = () => response.send('')
       const document = await Promise.resolve(String(answer.body)).then((text) => JSON.parse(text) as unknown).catch(() => answer.body)
-      await held.run(() => { emit(document) }, () => false).catch(() => undefined)
+      await held.run((fail) => { noteFailure(fail); emit(document) }, () => false).catch(() => undefined)
       takeBack()
       held.restore()
+      if (hasLeft) return
     }
     held.send(answer.status, Object.entries(answer.headers), answer.body)
     // The outer interceptors can still be running.
@@ -168,7 +170,7 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
   return () => {
     if (isEmitted) return
     // An outer interceptor answers, for example after its own timeout. Its response must not be held.
-    held.restore()
+    held?.restore()
     gone.error(left)
   }
 }
@@ -187,6 +189,7 @@ export function Idempotent(own: RouteOptions = {}): MethodDecorator {
     if ((name as unknown) === undefined) throw new TypeError(`@Idempotent() is for methods, and not for the class ${String((target as { name?: unknown }).name)}`)
     if (answersItself(target, name)) throw new TypeError(`${String(name)}() is guarded, and must not use @Res() or @Next(): return the response, or use @Res({ passthrough: true })`)
     apply(target, name, descriptor as TypedPropertyDescriptor<any>)
+    guarded.push([target, String(name)])
   }
 }
 

@@ -51,6 +51,16 @@ type OnError = (error: any) => number
 async function inExpress(express: any, client: Client<any>, routes: Record<string, Route>, onError: OnError): Promise<Shop> {
   const app = express()
   const guarded = idempotent<any>(client, { scope })
+  for (const [path, name] of [['/wrapped', 'end'], ['/wrapped-head', 'writeHead']] as const) {
+    app.use(path, (_req: any, res: any, next: () => void) => {
+      const real = res[name]
+      res[name] = (...given: unknown[]) => {
+        res.statusCode = 200
+        return real.apply(res, name === 'end' ? given : [200, ...given.slice(1)])
+      }
+      next()
+    })
+  }
   for (const [path, { handler, job, own }] of Object.entries(routes)) {
     app.post(`/${path}`, (job ? guarded.job : guarded)((req, res: any) => handler({
       raw: res, answer: res, ...req.idempotency, send: (status: number, body: string) => res.status(status).type('text').send(body), isSent: () => res.headersSent && res.writableEnded,
@@ -67,6 +77,11 @@ async function inExpress(express: any, client: Client<any>, routes: Record<strin
 async function inFastify(client: Client<any>, routes: Record<string, Route>, onError: OnError): Promise<Shop> {
   const app = Fastify()
   await app.register(idempotency as any, { client, scope })
+  app.addHook('onSend', async (request, reply, payload) => {
+    if (!request.url.startsWith('/wrapped')) return payload
+    reply.code(200)
+    return JSON.stringify({ wraps: payload })
+  })
   app.setErrorHandler((error: any, _request, reply) => { void reply.code(onError(error)).send({ error: error.code ?? error.message }) })
   for (const [path, { handler, job, own }] of Object.entries(routes)) {
     app.post(`/${path}`, { config: { idempotency: { ...own, ...(job ? { job } : {}) } } as object }, (request: any, reply: any) => handler({
@@ -243,6 +258,27 @@ for (const [framework, open] of frameworks) {
           if (!replayed) assert.equal(answer.headers.get('retry-after'), '7')
         }
         assert.equal(await world.effects(one), stored ? 1 : 0)
+      }
+    } finally {
+      await shop.close()
+    }
+  })
+
+  test(`${framework}: an application that wraps each answer in a 200 does so only for work that is committed`, async () => {
+    const paths = framework === 'Fastify' ? ['wrapped'] : ['wrapped', 'wrapped-head']
+    const shop = await open(world.client(), Object.fromEntries(paths.flatMap((path) => [401, 404, 500].map((status): [string, Route] => [`${path}/${status}`, {
+      handler: async ({ tx, key, send }) => { await effect(tx, key); return send(status, 'x') },
+    }]))))
+    try {
+      for (const path of paths) {
+        for (const [status, seen] of [[401, 500], [500, 500], [404, 200]] as const) {
+          const one = key()
+          for (const replayed of [false, status === 404]) {
+            const answer = await shop.post(`${path}/${status}`, one)
+            assert.deepEqual([answer.status, answer.replayed], [seen, replayed], `${path} ${status}`)
+          }
+          assert.equal(await world.effects(one), status === 404 ? 1 : 0)
+        }
       }
     } finally {
       await shop.close()

@@ -108,6 +108,19 @@ inEach('multipart forms are compared without their boundary', {}, async (send) =
   is(await send(multipart('two', 'y'), { type: 'multipart/form-data; boundary=two' }), 422)
 })
 
+const LINES = `1\r\n--\r\nContent-Disposition: form-data; name="b"\r\n\r\n2`
+const FORMS: [string, string][] = [
+  ['10', '1'], ['0', '00'], ['a0b', 'ab'], [LINES, LINES.replace('--\r\n', '--0\r\n')], ['x', 'x\r\n--0--'], ['\r\n', ''],
+]
+for (const [at, [one, other]] of FORMS.entries()) {
+  inEach(`other forms are other requests, whatever their boundary (${at})`, {}, async (send) => {
+    const type = { type: 'multipart/form-data; boundary=0' }
+    is(await send(multipart('0', one), type), 200)
+    is(await send(multipart('0', one), type), 200, true)
+    is(await send(multipart('0', other), type), 422)
+  })
+}
+
 const traced = (trace: string, more = 1): string => JSON.stringify({ 'meta': { traceId: trace, x: more }, 'a/b': trace, 'list': [{ t: trace }] })
 inEach('members can be left out', { fingerprint: ['/meta/traceId', '/a~1b', '/list/0/t'] }, async (send) => {
   is(await send(traced('one')), 200)

@@ -290,6 +290,7 @@ test('mistakes in arguments are errors before any call', async () => {
     [() => idem.request({ scope: 's', key: key(), timeoutMs: 0 }, () => ({ status: 200 })), /timeout must not be 0/],
     [() => idem.job({ scope: 's', key: key(), leaseMs: -5 }, () => ({ status: 200 })), /leaseMs must not be negative/],
     [() => idem.request({ scope: 's', key: key(), maxResponseSize: NaN }, () => ({ status: 200 })), /maxResponseSize must be a whole number/],
+    [() => idem.request({ scope: 's', key: key(), signal: new AbortController() as never }, () => ({ status: 200 })), /signal must be an AbortSignal, not AbortController/],
     [() => idem.request({ scope: 's', key: key(), ttl: '0 seconds' }, () => ({ status: 200 })), /ttl must not be 0/],
     [() => new MemoryIdempotency().job({ scope: 's', key: key(), ttlMs: 0 }, () => ({ status: 200 })), /ttl must not be 0/],
     [async () => new Idempotency(world.pool(), { wait: '5 bananas' }), /wait is not a valid interval/],

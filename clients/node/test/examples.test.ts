@@ -23,6 +23,7 @@ const order = async (tx: PoolClient, what: string): Promise<void> => {
   await tx.query('INSERT INTO effects (what) VALUES ($1)', [what])
   if (what.startsWith('fails')) throw new Error('no')
 }
+const statusOf = (what: string): 201 | 503 => (what.startsWith('refused') ? 503 : 201)
 
 const frameworks: Record<string, () => Promise<Server>> = {
   async koa() {
@@ -31,21 +32,26 @@ const frameworks: Record<string, () => Promise<Server>> = {
     app.use(async (ctx, next) => {
       // An error handler that answers 200.
       await next().catch(() => { ctx.body = 'all is well' })
+      if (ctx.status === 503) ctx.status = 200
     })
     app.use(guarded(async (_: unknown, tx: PoolClient, body: Buffer) => {
       const { what } = JSON.parse(body.toString()) as { what: string }
       await order(tx, what)
-      return { status: 201, headers: { 'Content-Type': 'application/json', 'X-Own': 'yes' }, body: JSON.stringify({ what }) }
+      return { status: statusOf(what), headers: { 'Content-Type': 'application/json', 'X-Own': 'yes' }, body: JSON.stringify({ what }) }
     }))
     return app.listen(0, '127.0.0.1')
   },
   async hono() {
     const guarded = (await example('hono'))(idem, { scope: (c: any) => c.req.header('X-User') })
     const app = new Hono()
+    app.use(async (c, next) => {
+      await next()
+      if (c.res.status === 503) c.res = new Response('all is well')
+    })
     app.post('/orders', guarded(async (c: any, tx: PoolClient) => {
       const { what } = await c.req.json()
       await order(tx, what)
-      return c.json({ what }, 201, { 'X-Own': 'yes' })
+      return c.json({ what }, statusOf(what), { 'X-Own': 'yes' })
     }))
     app.onError((_, c) => c.text('all is well'))
     return serve({ fetch: app.fetch, port: 0, hostname: '127.0.0.1' }) as Server
@@ -69,9 +75,11 @@ for (const [name, start] of Object.entries(frameworks)) {
       const other = await post(one, 'another')
       assert.deepEqual([other.status, other.headers.get('Content-Type')], [422, 'application/problem+json'])
       assert.equal(await world.effects(what), 1)
-      const failed = await post(key(), `fails ${one}`)
-      assert.deepEqual([failed.status, (await failed.json() as { type: string }).type], [500, 'urn:pg-idempotency:rolled-back'])
-      assert.equal(await world.effects(`fails ${one}`), 0)
+      for (const undone of [`fails ${one}`, `refused ${one}`]) {
+        const failed = await post(key(), undone)
+        assert.deepEqual([failed.status, (await failed.json() as { type: string }).type], [500, 'urn:pg-idempotency:rolled-back'])
+        assert.equal(await world.effects(undone), 0)
+      }
     } finally {
       server.close()
     }

@@ -847,17 +847,19 @@ test('Fastify: a body that another hook has decompressed, and one that contains 
   }
 })
 
-test('Fastify over HTTP/2, and inject(): a body without Content-Length is compared', async () => {
+test('Fastify over HTTP/2, and inject(): a body without Content-Length is compared, and no success is sent after an error', async () => {
   const app = Fastify({ http2: true })
   await app.register(idempotency, { client: idem, scope })
   app.post('/', { config: { idempotency: true } }, async (request: any) => ({ raw: String(request.rawBody) }))
+  app.post('/throws', { config: { idempotency: true } }, async () => { throw new Error('no') })
+  app.setErrorHandler((_error, _request, reply) => { void reply.code(200).send({ all: 'well' }) })
   await app.listen({ port: 0, host: '127.0.0.1' })
   const session = connect(`http://127.0.0.1:${(app.server.address() as AddressInfo).port}`)
   const [one, injected] = [key(), key()]
-  const ask = (body: string): Promise<[number, string]> => new Promise((resolve, reject) => {
+  const ask = (body: string, path = '/'): Promise<[number, string]> => new Promise((resolve, reject) => {
     let status = 0
     let text = ''
-    const stream = session.request({ ':method': 'POST', 'content-type': 'application/json', 'idempotency-key': one })
+    const stream = session.request({ ':method': 'POST', ':path': path, 'content-type': 'application/json', 'idempotency-key': path === '/' ? one : key() })
     stream.on('response', (headers) => { status = headers[':status']! }).on('data', (part) => { text += String(part) })
       .on('end', () => resolve([status, text])).on('error', reject)
     stream.end(body)
@@ -869,6 +871,8 @@ test('Fastify over HTTP/2, and inject(): a body without Content-Length is compar
     }
     assert.deepEqual(await ask('{"a":1}'), [200, '{"raw":"{\\"a\\":1}"}'])
     assert.equal((await ask('{"a":2}'))[0], 422)
+    const [status, text] = await ask('{}', '/throws')
+    assert.deepEqual([status, JSON.parse(text).type], [500, 'urn:pg-idempotency:rolled-back'])
   } finally {
     session.close()
     await app.close()

@@ -5,6 +5,8 @@ import type { AddressInfo } from 'node:net'
 import { Readable } from 'node:stream'
 import { after, before, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { setFlagsFromString } from 'node:v8'
+import { runInNewContext } from 'node:vm'
 import express from 'express'
 import type pg from 'pg'
 import QueryStream from 'pg-query-stream'
@@ -504,4 +506,25 @@ test('timeout: a handler that never answers holds its connection for a minute, u
 
 test('all connections have come back', async () => {
   for (const one of world.pools) await areFree(one)
+})
+
+test('handlers that start each other after their end do not stay in memory', async () => {
+  setFlagsFromString('--expose-gc')
+  const gc = runInNewContext('gc') as () => void
+  const pools: WeakRef<object>[] = []
+  const alive = await new Promise<number>((resolve, reject) => {
+    const run = (left: number): void => {
+      const client = { query: async ({ text }: { text: string }) => ({ command: text, rows: [] }), release() {}, on() {}, removeListener() {} }
+      const pool = { connect: async () => client }
+      pools.push(new WeakRef(pool))
+      new Idempotency(pool).transaction(async () => {
+        if (left > 0) return void setImmediate(run, left - 1)
+        await sleep(50)
+        gc()
+        resolve(pools.filter((one) => one.deref()).length)
+      }).catch(reject)
+    }
+    run(30)
+  })
+  assert.ok(alive < 10, `${alive} of 31`)
 })

@@ -4,7 +4,7 @@ import { after, before, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import 'reflect-metadata'
 import {
-  Body, ClassSerializerInterceptor, Controller, Header, HttpException, Module, NotFoundException, Param, Post, Redirect, RequestTimeoutException,
+  Body, ClassSerializerInterceptor, Controller, ForbiddenException, Header, HttpException, Module, NotFoundException, Param, Post, Redirect, RequestTimeoutException,
   Res, Sse, StreamableFile, UploadedFile, UseInterceptors, type ArgumentsHost, type CallHandler, type ExecutionContext,
   type INestApplication,
 } from '@nestjs/common'
@@ -40,6 +40,11 @@ const failing = (where: string) => ({ intercept: (context: ExecutionContext, nex
   return fails === `${where} later` ? timer(5).pipe(map(() => { throw new Error(where) })) : of(data)
 })) })
 const AGAIN = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(retry(1)) }
+const ONCE = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(map((data) => { if (conflicts-- > 0) throw new Error('once'); return data })) }
+const FORBID = { intercept: (context: ExecutionContext, next: CallHandler) => next.handle().pipe(map((data) => {
+  if (context.switchToHttp().getRequest().headers['x-forbid']) throw new ForbiddenException()
+  return data
+})) }
 const SLOW = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(delay(60_000)) }
 
 @Controller('orders')
@@ -136,6 +141,23 @@ class Orders {
     return { what }
   }
 
+  @Post('again/outside')
+  @Idempotent()
+  @UseInterceptors(AGAIN, ONCE)
+  async outside(@Body() { what }: { what: string }, @Tx() tx: pg.PoolClient) {
+    await tx.query('INSERT INTO effects (what) VALUES ($1)', [what])
+    return { what }
+  }
+
+  @Post('forbid')
+  @Idempotent()
+  @UseInterceptors(FORBID)
+  async forbid() { return { secret: 7 } }
+
+  @Post('form')
+  @Idempotent()
+  async form(@Body() { what }: { what: string }) { return { what } }
+
   @Post('circular')
   @Idempotent()
   async circular(@Tx() tx: pg.PoolClient) {
@@ -225,9 +247,9 @@ after(async () => {
   await world.end()
 })
 
-const post = async (path: string, key: string, body: object = {}) => {
+const post = async (path: string, key: string, body: object = {}, more: Record<string, string | undefined> = {}) => {
   const answer = await fetch(url + path, { method: 'POST', body: JSON.stringify(body), redirect: 'manual',
-    headers: { 'Content-Type': 'application/json', 'X-User': 'ann', ...(key === '' ? {} : { 'Idempotency-Key': key }) } })
+    headers: { 'Content-Type': 'application/json', 'X-User': 'ann', ...(key === '' ? {} : { 'Idempotency-Key': key }), ...JSON.parse(JSON.stringify(more)) } })
   return { status: answer.status, replayed: answer.headers.get('Idempotent-Replayed'), type: answer.headers.get('Content-Type'),
     location: answer.headers.get('Location'), tag: answer.headers.get('ETag'), text: await answer.text() }
 }
@@ -425,13 +447,57 @@ test('an exception that leaves an outer interceptor, or a value that is no JSON,
 
 test('an outer interceptor can repeat the request after an error', async () => {
   const again = async (): Promise<void> => {
-    conflicts = 1
-    const what = newKey()
-    const { status } = await twice('/orders/again', { what })
-    assert.deepEqual([status, await world.effects(what)], [201, 1])
+    for (const path of ['again', 'again/outside']) {
+      conflicts = 1
+      const what = newKey()
+      const { status } = await twice(`/orders/${path}`, { what })
+      assert.deepEqual([status, await world.effects(what)], [201, 1], path)
+    }
   }
   await again()
   await withShop(new FastifyAdapter(), () => undefined, again)
+})
+
+test('an outer interceptor can refuse a replay', async () => {
+  const forbidden = async (): Promise<void> => {
+    const what = newKey()
+    const answers: unknown[] = []
+    for (const forbid of [undefined, 'yes', undefined]) {
+      const answer = await post('/orders/forbid', what, {}, { 'X-Forbid': forbid })
+      answers.push([answer.status, answer.replayed, JSON.parse(answer.text).secret])
+    }
+    assert.deepEqual(answers, [[201, null, 7], [403, null, undefined], [201, 'true', 7]])
+  }
+  await withShop(undefined, () => undefined, forbidden)
+  await withShop(new FastifyAdapter(), () => undefined, forbidden)
+})
+
+test('the field of a form has the key if the header is missing', async () => {
+  const form = async (): Promise<void> => {
+    const what = newKey()
+    const send = async (other: string) => fetch(`${url}/orders/form`, { method: 'POST', headers: { 'X-User': 'ann' },
+      body: new URLSearchParams({ what: other, _idempotency_key: what }) }).then(({ status, headers }) => [status, headers.get('Idempotent-Replayed')])
+    assert.deepEqual([await send(what), await send(what), await send('other')], [[201, null], [201, 'true'], [422, null]])
+  }
+  await form()
+  await withShop(new FastifyAdapter(), () => undefined, form)
+})
+
+test('a method that another decorator has replaced is refused when the application starts', async () => {
+  const replaces: MethodDecorator = (_target, _name, descriptor: any) => ({ ...descriptor, value(...given: unknown[]) { return descriptor.value.apply(this, given) as unknown } })
+  class Wrapped {
+    @Idempotent()
+    async create() {}
+  }
+  const { create } = Wrapped.prototype
+  const made = Object.getOwnPropertyDescriptor(Wrapped.prototype, 'create')!
+  Object.defineProperty(Wrapped.prototype, 'create', replaces(Wrapped.prototype, 'create', made) as PropertyDescriptor)
+  @Module({ imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'u' })] })
+  class Shop {}
+  const start = () => NestFactory.create(Shop, { logger: false, abortOnError: false })
+  await assert.rejects(start, /^TypeError: Wrapped\.create\(\) is not guarded: put @Idempotent\(\) above/)
+  Object.defineProperty(Wrapped.prototype, 'create', { ...made, value: create })
+  await (await start()).close()
 })
 
 test('if Nest drops the response because the client has gone, the transaction ends at once', async () => {
