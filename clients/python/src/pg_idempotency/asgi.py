@@ -45,7 +45,8 @@ def _endpoints(app: Any) -> Iterator[Any]:
             seen[id(found)] = found
             yield getattr(found, "endpoint", None)
             routes = getattr(found, "routes", None)
-            queue += routes if routes and isinstance(routes, (list, tuple)) else [getattr(found, "__dict__", {}).get("app")]
+            layer = getattr(found, "__dict__", {})          # original_router: of an included router in newer versions of FastAPI
+            queue += routes if routes and isinstance(routes, (list, tuple)) else [layer.get("app"), layer.get("original_router")]
 
 
 class IdempotencyMiddleware:
