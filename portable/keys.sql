@@ -234,10 +234,11 @@ COMMENT ON FUNCTION @S@.idem_p_remember_claim(bigint) IS
 -- without it, because any role could hold it to let batches fill the lock table.
 --
 -- The insertion gives up a wait of a millisecond.  If it waited for a transaction that has
--- the key, the error's context begins with a line that names the index.  Otherwise it
--- waited for something else, for example for another session that extends the table, and
--- tries again with a longer wait.  Half a second of such waits ends like a wait for the key,
--- and the caller's own lock_timeout ends them earlier.  It alone limits a wait for the table.
+-- the key, the context of the error begins with a line that has the place of the row, as
+-- (3,14), in all languages of the server.  Otherwise it waited for something else, for
+-- example for another session that extends the table, and tries again with a longer wait.
+-- After half a second of these, it gives up as well, or earlier with the caller's own
+-- lock_timeout, which alone limits a wait for the table.
 CREATE FUNCTION @S@.idem_p_insert_claim(p_scope text, p_key text, number int, hash bytea, p_ttl interval, p_lease interval, p_request jsonb)
 RETURNS @S@.idem_claim_result
 LANGUAGE plpgsql VOLATILE
@@ -283,7 +284,7 @@ BEGIN
 			WHEN lock_not_available THEN
 				is_held := is_held AND NOT pg_advisory_unlock(478, number);
 				GET STACKED DIAGNOSTICS context = PG_EXCEPTION_CONTEXT;
-				IF strpos(split_part(context, E'\n', 1), 'idem_keys_pkey') > 0 OR longest_wait = 256 THEN
+				IF context ~ '^[^\n]*[0-9]+, ?[0-9]+' OR longest_wait = 256 THEN
 					RETURN NULL;
 				END IF;
 				callers_limit := (SELECT nullif(s.setting, '0') FROM pg_settings AS s WHERE s.name = 'lock_timeout')::int;

@@ -203,7 +203,8 @@ function checkedRequest(options: RequestOptions, kind: 'request' | 'job'): void 
   }
   checkedTimes(options)
   checkedCount(options.maxResponseSize, 'maxResponseSize')
-  if (options.signal !== undefined && !(options.signal instanceof AbortSignal)) throw new TypeError(`signal must be an AbortSignal, not ${describe(options.signal)}`)
+  // Not instanceof, because of other realms, such as Jest's.
+  if (options.signal && typeof options.signal.addEventListener !== 'function') throw new TypeError(`signal must be an AbortSignal, not ${describe(options.signal)}`)
 }
 
 /** Checks a number of bytes or of connections. */

@@ -25,7 +25,8 @@ export interface Compared {
   contentEncoding?: string | undefined
 }
 
-const JSON_TYPE = /^application\/([^;]*\+)?json\s*(;\s*charset\s*=\s*"?utf-?8"?\s*)?$/i
+/** In UTF-8, with any other parameters. */
+const JSON_TYPE = /^application\/([^;]*\+)?json\s*(;(?!\s*charset\s*=(?!\s*"?utf-?8"?\s*(;|$)))[^;]*)*$/i
 const MULTIPART = /^multipart\/form-data\b.*;\s*boundary=(?:"([^"]+)"|([^\s;]+))/i
 /** The boundary of a multipart form, or undefined. */
 function boundaryOf(contentType: string): string | undefined {

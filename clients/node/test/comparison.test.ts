@@ -78,6 +78,7 @@ inEach('JSON is compared in canonical form', {}, async (send) => {
   is(await send('{"a": 1, "b": [1.0, "\\u0061"]}'), 200)
   is(await send('{"b":[1,"a"],  "a":1e0}'), 200, true)
   is(await send('{"a": 1, "b": [1.0, "a"]}', { type: 'application/json; charset=utf-8' }), 200, true)
+  is(await send('{"a": 1, "b": [1.00, "a"]}', { type: 'application/json; profile="x"; charset=utf-8' }), 200, true)
   is(await send('{"a": 2, "b": [1.0, "a"]}'), 422)
 })
 
