@@ -409,8 +409,13 @@ answer(RelayCompleter *completer, int64_t now)
 			message = message->next;
 		if (message)
 		{
+			RelayClaimCall call = list_calls[completer->turn];
+
+			/* Another relay can have a claim that was kept. */
+			if (call == RELAY_CLAIM_PAUSE && !message->counted)
+				call = RELAY_CLAIM_RETURN;
 			relay_list_remove(list, message);
-			send_call(completer, list_calls[completer->turn], message);
+			send_call(completer, call, message);
 			return true;
 		}
 	}
