@@ -15,7 +15,7 @@
  *		transaction.
  *	-	If it fails, the lease ends after a pause, and the claim is resumed
  *		again, until it has no attempts left; see idem_abandoned().
- *	-	If the receiver cannot be reached, the completer keeps the claim for the
+ *	-	If the receiver cannot be reached, the completer keeps the claim for a
  *		pause, because the server would count an attempt.
  *	-	Each call has the claim token.  If another claimant has taken the claim
  *		over, the server refuses the call, and the claim is dropped here.
@@ -409,8 +409,13 @@ answer(RelayCompleter *completer, int64_t now)
 			message = message->next;
 		if (message)
 		{
+			RelayClaimCall call = list_calls[completer->turn];
+
+			/* Another relay can have a claim that was kept. */
+			if (call == RELAY_CLAIM_PAUSE && !message->counted)
+				call = RELAY_CLAIM_RETURN;
 			relay_list_remove(list, message);
-			send_call(completer, list_calls[completer->turn], message);
+			send_call(completer, call, message);
 			return true;
 		}
 	}

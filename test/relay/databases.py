@@ -493,6 +493,14 @@ def takes_late(world):
         os.kill(take, signal.SIGCONT)
         new.all_acked(5)
         equal('the new ones that arrived', {request.headers['webhook-id'] for request in endpoint.requests} & published, published)
+        # One connection that reaches the old server again does not stay there.
+        old.become_primary()
+        new.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%idem_outbox_take%' "
+                  'AND pid <> pg_backend_pid()')
+        until('it is refused', lambda: 'another server has a newer timeline; next try in' in relay.said().split('terminating')[-1])
+        new.become_primary()
+        new.publish('t', '"later"')
+        new.all_acked(6)
         equal('the status', relay.stop(), 0)
     finally:
         old.remove()

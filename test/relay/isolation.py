@@ -306,7 +306,7 @@ def behind_retries(world):
     took = world.query('SELECT extract(epoch FROM percentile_disc(0.8) WITHIN GROUP (ORDER BY acked_at - created_at))::float '
                        "FROM idem_outbox WHERE state = 'acked'")[0][0]
     print('# 8 of 10 waited for at most %.2f s' % took, flush=True)
-    expect('they waited for %.2f s' % took, took < 1)
+    expect('they waited for %.2f s' % took, took < 2)
     equal('the status', relay.stop(), 0)
 
 
