@@ -177,6 +177,26 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_judge(@S@.idem_keys, bytea, timestamptz) IS
 'What a record means for a claim with this request hash.';
 
+-- The planner inlines these functions.
+CREATE FUNCTION @S@.idem_p_ttl(duration interval)
+RETURNS interval
+LANGUAGE sql STABLE
+AS $$
+	SELECT coalesce(duration, @S@.idem_p_setting('default_ttl')::float8 * '1 ms'::interval)
+$$;
+COMMENT ON FUNCTION @S@.idem_p_ttl(interval) IS
+'How long a key lives; NULL: idempotency.default_ttl.';
+
+CREATE FUNCTION @S@.idem_p_lease(duration interval)
+RETURNS interval
+LANGUAGE sql STABLE
+AS $$
+	SELECT coalesce(duration,
+		least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval)
+$$;
+COMMENT ON FUNCTION @S@.idem_p_lease(interval) IS
+'The length of a lease; NULL: idempotency.default_lease, at most idempotency.max_lease.';
+
 CREATE FUNCTION @S@.idem_p_next_token(previous bigint)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE
@@ -234,10 +254,11 @@ COMMENT ON FUNCTION @S@.idem_p_remember_claim(bigint) IS
 -- without it, because any role could hold it to let batches fill the lock table.
 --
 -- The insertion gives up a wait of a millisecond.  If it waited for a transaction that has
--- the key, the error's context begins with a line that names the index.  Otherwise it
--- waited for something else, for example for another session that extends the table, and
--- tries again with a longer wait.  Half a second of such waits ends like a wait for the key,
--- and the caller's own lock_timeout ends them earlier.  It alone limits a wait for the table.
+-- the key, the context of the error begins with a line that has the place of the row, as
+-- (3,14), in all languages of the server.  Otherwise it waited for something else, for
+-- example for another session that extends the table, and tries again with a longer wait.
+-- After half a second of these, it gives up as well, or earlier with the caller's own
+-- lock_timeout, which alone limits a wait for the table.
 CREATE FUNCTION @S@.idem_p_insert_claim(p_scope text, p_key text, number int, hash bytea, p_ttl interval, p_lease interval, p_request jsonb)
 RETURNS @S@.idem_claim_result
 LANGUAGE plpgsql VOLATILE
@@ -264,9 +285,8 @@ BEGIN
 			clock := clock_timestamp();
 			result.outcome := 'new';
 			result.attempt := 1;
-			result.expires_at := clock + coalesce(p_ttl, @S@.idem_p_setting('default_ttl')::float8 * '1 ms'::interval);
-			result.lease_expires_at := least(result.expires_at, clock + coalesce(p_lease,
-				least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval));
+			result.expires_at := clock + @S@.idem_p_ttl(p_ttl);
+			result.lease_expires_at := least(result.expires_at, clock + @S@.idem_p_lease(p_lease));
 			PERFORM set_config('lock_timeout', longest_wait::text, true);
 			INSERT INTO @S@.idem_keys AS k (claim_token, created_at, lease_expires_at, resume_at, expires_at, attempt,
 					state, scope, key, request_hash, request)
@@ -283,7 +303,7 @@ BEGIN
 			WHEN lock_not_available THEN
 				is_held := is_held AND NOT pg_advisory_unlock(478, number);
 				GET STACKED DIAGNOSTICS context = PG_EXCEPTION_CONTEXT;
-				IF strpos(split_part(context, E'\n', 1), 'idem_keys_pkey') > 0 OR longest_wait = 256 THEN
+				IF context ~ '^[^\n]*[0-9]+, ?[0-9]+' OR longest_wait = 256 THEN
 					RETURN NULL;
 				END IF;
 				callers_limit := (SELECT nullif(s.setting, '0') FROM pg_settings AS s WHERE s.name = 'lock_timeout')::int;
@@ -568,7 +588,7 @@ BEGIN
 				resume_at = CASE WHEN k.request IS NOT NULL THEN least(n.lease_end, k.expires_at) END,
 				recovery_point = CASE WHEN is_checkpoint THEN point ELSE k.recovery_point END,
 				recovery_state = CASE WHEN is_checkpoint THEN new_state ELSE k.recovery_state END
-			FROM (SELECT clock_timestamp(), @S@.idem_p_lease_end(duration)) AS n (clock, lease_end)
+			FROM (SELECT c.clock, c.clock + @S@.idem_p_lease(duration) FROM clock_timestamp() AS c (clock)) AS n (clock, lease_end)
 			WHERE k.key = p_key AND k.scope = p_scope AND k.state = 'started'
 				AND k.claim_token = claim.current_token AND k.expires_at > n.clock
 			RETURNING k.lease_expires_at, n.clock INTO lease_end, written;
@@ -584,16 +604,6 @@ END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_renew_lease(text, text, boolean, text, json, interval, bigint) IS
 'Begins a new lease, and with is_checkpoint stores a recovery point and its state. Returns the end of the lease.';
-
-CREATE FUNCTION @S@.idem_p_lease_end(duration interval)
-RETURNS timestamptz
-LANGUAGE sql VOLATILE
-AS $$
-	SELECT clock_timestamp() + coalesce(duration,
-		least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval)
-$$;
-COMMENT ON FUNCTION @S@.idem_p_lease_end(interval) IS
-'The end of a lease that begins now; NULL: idempotency.default_lease, at most idempotency.max_lease.';
 
 CREATE FUNCTION @S@.idem_p_clip(value text, bytes int)
 RETURNS text
@@ -708,9 +718,8 @@ BEGIN
 					SELECT n.token, n.clock, least(n.lease_end, n.expiry), CASE WHEN idem_claim.request IS NOT NULL THEN least(n.lease_end, n.expiry) END,
 						n.expiry, 1, 'started', idem_claim.scope, idem_claim.key, idem_claim.request_hash, idem_claim.request
 					FROM (SELECT t.token, t.clock,
-							t.clock + coalesce(idem_claim.ttl, @S@.idem_p_setting('default_ttl')::float8 * '1 ms'::interval) AS expiry,
-							t.clock + coalesce(idem_claim.lease,
-								least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval) AS lease_end
+							t.clock + @S@.idem_p_ttl(idem_claim.ttl) AS expiry,
+							t.clock + @S@.idem_p_lease(idem_claim.lease) AS lease_end
 						FROM (SELECT nextval('@S@.idem_claim_tokens') AS token, clock_timestamp() AS clock
 							FROM @S@.idem_p_installation AS i
 							WHERE CASE WHEN pg_try_advisory_lock(482, 0) AND pg_advisory_unlock(482, 0)
@@ -824,9 +833,8 @@ BEGIN
 			clock := clock_timestamp();
 			result.outcome := 'new';
 			result.claim_token := token;
-			result.expires_at := clock + coalesce(ttl, @S@.idem_p_setting('default_ttl')::float8 * '1 ms'::interval);
-			result.lease_expires_at := least(result.expires_at, clock + coalesce(lease,
-				least(@S@.idem_p_setting('default_lease')::float8, @S@.idem_p_setting('max_lease')::float8) * '1 ms'::interval));
+			result.expires_at := clock + @S@.idem_p_ttl(ttl);
+			result.lease_expires_at := least(result.expires_at, clock + @S@.idem_p_lease(lease));
 			IF found_expiry <= clock THEN
 				result.attempt := 1;
 				UPDATE @S@.idem_keys AS k SET
@@ -1325,7 +1333,7 @@ BEGIN
 			UPDATE @S@.idem_keys AS k SET
 					claim_token = new_token, state = 'started', attempt = k.attempt + 1, error = NULL,
 					lease_expires_at = least(n.lease_end, k.expires_at), resume_at = least(n.lease_end, k.expires_at)
-				FROM (SELECT @S@.idem_p_lease_end(idem_resume.lease) OFFSET 0) AS n (lease_end)
+				FROM (SELECT clock_timestamp() + @S@.idem_p_lease(idem_resume.lease) OFFSET 0) AS n (lease_end)
 				WHERE k.key = candidate.key AND k.scope = candidate.scope
 				RETURNING k.scope, k.key, k.claim_token, k.attempt, k.request, k.recovery_point, k.recovery_state,
 					k.created_at, k.lease_expires_at

@@ -163,7 +163,7 @@ forget_others(RelayAnswers *answers)
 	answers->has_others = false;
 	for (message = queue->first; message; message = message->held_next)
 	{
-		if (message->timeline == timeline)
+		if (message->timeline == timeline || !message->timeline)
 			continue;
 		answers->has_others = true;
 		if (message->state == RELAY_READY)
@@ -189,7 +189,7 @@ drop_others(RelayAnswers *answers, RelayMessageList *list)
 	{
 		RelayMessage *next = message->next;
 
-		if (message->timeline != answers->timeline)
+		if (message->timeline != answers->timeline && message->timeline)
 		{
 			relay_list_remove(list, message);
 			answers->nalone -= message->answer_alone;
@@ -211,14 +211,14 @@ relay_answers_connected(const RelayAnswers *answers)
 
 /*
  * Return whether enough of a message's lease is left to begin its delivery.
- * A claim has a token, which the application must pass on.
+ * A claim has a token, which the application must pass on, so any is enough.
  */
 bool
 relay_answers_may_start(const RelayAnswers *answers,
 						const RelayMessage *message, int64_t now)
 {
-	return message->claim_token ||
-		message->lease_end - now > answers->lease / 6;
+	return message->lease_end - now >
+		(message->claim_token ? 0 : answers->lease / 6);
 }
 
 /*

@@ -15,8 +15,8 @@
  *		transaction.
  *	-	If it fails, the lease ends after a pause, and the claim is resumed
  *		again, until it has no attempts left; see idem_abandoned().
- *	-	If it is deferred, the completer keeps the claim for the pause, because
- *		the server would count an attempt.
+ *	-	If the receiver cannot be reached, the completer keeps the claim for the
+ *		pause, because the server would count an attempt.
  *	-	Each call has the claim token.  If another claimant has taken the claim
  *		over, the server refuses the call, and the claim is dropped here.
  *	-	If the application holds the claim's row, or the server refuses a call
@@ -332,7 +332,9 @@ retry_deferred(RelayCompleter *completer, int64_t now)
 	{
 		RelayMessage *next = message->next;
 
-		if (is_deferred(completer, message) && message->due <= now)
+		/* After its lease, another relay can have it. */
+		if (is_deferred(completer, message) && now < message->lease_end &&
+			message->due <= now)
 			relay_queue_retry(&completer->queue, message);
 		else if (is_deferred(completer, message))
 			relay_loop_wake_at(completer->sink->loop, message->due);
@@ -347,7 +349,8 @@ static bool
 is_deferred(const RelayCompleter *completer, const RelayMessage *message)
 {
 	return message->state == RELAY_REFUSED && !message->counted &&
-		!completer->stopping && message->lease_end != RELAY_LEASE_LOST;
+		!completer->stopping && !message->sink->disabled &&
+		message->lease_end != RELAY_LEASE_LOST;
 }
 
 /*
@@ -406,8 +409,13 @@ answer(RelayCompleter *completer, int64_t now)
 			message = message->next;
 		if (message)
 		{
+			RelayClaimCall call = list_calls[completer->turn];
+
+			/* Another relay can have a claim that was kept. */
+			if (call == RELAY_CLAIM_PAUSE && !message->counted)
+				call = RELAY_CLAIM_RETURN;
 			relay_list_remove(list, message);
-			send_call(completer, list_calls[completer->turn], message);
+			send_call(completer, call, message);
 			return true;
 		}
 	}

@@ -102,6 +102,7 @@ relay_config_read(int argc, char **argv, int copy)
 {
 	RelayConfig *config = relay_alloc(sizeof(RelayConfig));
 	RelaySection *section = relay_alloc(sizeof(RelaySection));
+	const char *path = NULL;
 	int			i;
 
 	config->main = section;
@@ -109,9 +110,16 @@ relay_config_read(int argc, char **argv, int copy)
 	section->defs[0] = relay_main_settings;
 	for (i = 1; i < argc; i++)
 	{
-		if (strncmp(argv[i], "--config=", 9) == 0)
-			read_file(config, argv[i] + 9, copy);
+		if (strncmp(argv[i], "--config=", 9) != 0)
+			continue;
+		/* A reload copies one file. */
+		if (path)
+			relay_config_fault(config, "--config", "there are two files; put "
+							   "all settings into one");
+		path = argv[i] + 9;
 	}
+	if (path)
+		read_file(config, path, copy);
 	for (i = 1; i < argc; i++)
 	{
 		if (strncmp(argv[i], "--config=", 9) != 0 &&

@@ -212,9 +212,11 @@ relay_database_work(RelayDatabase *database, int64_t now)
 }
 
 /*
- * Send a query on an idle connection.  If the result has not arrived after
- * "limit" milliseconds, the connection is lost.  A NULL pointer among the
- * parameters is an SQL NULL.  The owner can be called before this returns.
+ * Send a query on an idle connection.  If nothing is received or sent for
+ * "limit" milliseconds before its result is complete, the connection is lost.
+ * So a large result can take longer on a slow connection.  A NULL pointer
+ * among the parameters is an SQL NULL.  The owner can be called before this
+ * returns.
  */
 void
 relay_database_query(RelayDatabase *database, int64_t limit,
@@ -222,6 +224,8 @@ relay_database_query(RelayDatabase *database, int64_t limit,
 					 const char *const *params)
 {
 	database->state = RELAY_DATABASE_BUSY;
+	database->limit = limit;
+	database->first_sign = 0;
 	database->deadline = relay_now() + limit;
 	relay_loop_wake_at(database->server->loop, database->deadline);
 	if (!PQsendQueryParams(database->connection, query, nparams, NULL, params,
@@ -276,7 +280,9 @@ relay_database_close(RelayDatabase *database)
 	free(database->schema);
 	database->schema = NULL;
 	database->pid = 0;
-	if (database->timeline == database->server->timeline)
+	if (database->timeline != 0 &&
+		database->timeline == database->server->timeline &&
+		--database->server->newest == 0)
 		database->server->timeline = 0;
 	database->timeline = 0;
 	database->state = RELAY_DATABASE_OFF;
@@ -341,6 +347,7 @@ connect_first(RelayDatabase *database, int64_t now)
 	};
 	int			i;
 
+	database->no_timeline = server->no_timeline;
 	if (database->losses == 0)
 		database->first_host = server->good_host;
 	for (i = 0; i < RELAY_HOST_LISTS; i++)
@@ -405,7 +412,15 @@ socket_ready(void *argument, int fd, int events)
 	if (database->state == RELAY_DATABASE_CONNECTING)
 		continue_connecting(database);
 	else if (database->state != RELAY_DATABASE_OFF)
+	{
+		int64_t		now = relay_now();
+
+		if (database->state == RELAY_DATABASE_BUSY)
+			database->deadline = now + database->limit;
+		if (!database->first_sign)
+			database->first_sign = now;
 		continue_query(database);
+	}
 }
 
 /*
@@ -439,7 +454,7 @@ send_setup(const RelayDatabase *database)
 {
 	const char *params[] = {
 		database->lock_timeout ? database->lock_timeout : "0",
-		database->server->no_timeline ? "f" : "t"
+		database->no_timeline ? "f" : "t"
 	};
 
 	return PQsendQueryParams(database->connection, setup_query, 2, NULL,
@@ -504,13 +519,14 @@ continue_query(RelayDatabase *database)
 static void
 end_setup(RelayDatabase *database, PGresult *result)
 {
+	RelayServer *server = database->server;
 	const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
 
-	if (state && !database->server->no_timeline &&
+	if (state && !database->no_timeline && !server->has_timeline &&
 		(strncmp(state, "0A", 2) == 0 || strncmp(state, "42", 2) == 0))
 	{
 		/* Not supported, or not allowed; or the next one fails, too. */
-		database->server->no_timeline = true;
+		database->no_timeline = true;
 		if (!send_setup(database))
 			lose(database, PQerrorMessage(database->connection));
 	}
@@ -528,19 +544,31 @@ end_setup(RelayDatabase *database, PGresult *result)
 		database->pid = (int) strtol(PQgetvalue(result, 0, 1), NULL, 10);
 		database->is_utf8 = strcmp(encoding, "UTF8") == 0;
 		/* NULL if the library is not loaded, which then has its default. */
-		database->server->max_attempts = PQgetisnull(result, 0, 2) ? 10 :
+		server->max_attempts = PQgetisnull(result, 0, 2) ? 10 :
 			(int) strtol(PQgetvalue(result, 0, 2), NULL, 10);
-		free(database->server->lacking);
-		database->server->lacking = PQgetisnull(result, 0, 3) ? NULL :
+		free(server->lacking);
+		server->lacking = PQgetisnull(result, 0, 3) ? NULL :
 			relay_copy(PQgetvalue(result, 0, 3));
 		database->timeline = (unsigned) strtoul(PQgetvalue(result, 0, 4), NULL,
 												16);
+		if (database->no_timeline && !server->no_timeline)
+			relay_log(RELAY_WARNING, "the server does not report its "
+					  "timeline; a failover that loses transactions can lose "
+					  "later messages");
+		/* For all connections, because messages of others are not answered. */
+		server->no_timeline = database->no_timeline;
+		server->has_timeline |= database->timeline != 0;
 		/* In this state, the next try begins with another host. */
 		if (is_outdated(database))
 			lose(database, "another server has a newer timeline");
 		else
 		{
-			database->server->timeline = database->timeline;
+			if (database->timeline > server->timeline)
+			{
+				server->timeline = database->timeline;
+				server->newest = 0;
+			}
+			server->newest += database->timeline != 0;
 			database->state = RELAY_DATABASE_IDLE;
 			if (database->losses > 0 && database->backoff > 0)
 				relay_log(RELAY_INFO, "connected to the database again (%s)",

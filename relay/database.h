@@ -61,8 +61,10 @@ typedef struct RelayServer
 	int			good_host;		/* number of the one that worked at start */
 
 	unsigned	timeline;		/* the newest of the connections; 0: unknown */
+	int			newest;			/* connections that have it */
 	int			max_attempts;	/* idempotency.outbox_max_attempts */
 	bool		no_timeline;	/* it does not report one */
+	bool		has_timeline;	/* it has reported one, so it can again */
 	char	   *lacking;		/* functions of completer.c that the role
 								 * cannot call; NULL: none */
 } RelayServer;
@@ -96,12 +98,15 @@ typedef struct RelayDatabase
 	PGconn	   *connection;
 	PGresult   *result;			/* received so far */
 	int64_t		deadline;		/* of the current state */
+	int64_t		limit;			/* of a query, from each sign of life */
+	int64_t		first_sign;		/* of life since the query; 0: none */
 	int64_t		next_try;
 	int64_t		backoff;		/* 0: a query has succeeded since */
 	int			pid;			/* of the server process */
 	char	   *schema;			/* of the extension, quoted */
 	bool		is_utf8;		/* the database's encoding */
 	unsigned	timeline;		/* of the server; 0: unknown */
+	bool		no_timeline;	/* this connection does not ask for it */
 	int			first_host;		/* number of the host to try first */
 	uint64_t	losses;			/* connections lost, or not made */
 } RelayDatabase;

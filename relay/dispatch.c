@@ -37,7 +37,8 @@ relay_dispatch_work(const RelayRouting *routing, const RelayAnswers *answers,
 		if (sink->held_until > now)
 		{
 			/* A claim that is returned costs an attempt. */
-			if (sink->held_until - now > KEEP_LIMIT && !sink->scopes)
+			if (sink->held_until - now > KEEP_LIMIT &&
+				(!sink->scopes || sink->disabled))
 				relay_sink_release_ready(sink);
 			relay_loop_wake_at(sink->loop, sink->held_until);
 		}
@@ -59,7 +60,8 @@ relay_dispatch_work(const RelayRouting *routing, const RelayAnswers *answers,
 
 			/* Its lease is lost, or cannot be extended now. */
 			if (message->lease_end == RELAY_LEASE_LOST ||
-				(!may_start && message->answer_alone))
+				(!may_start &&
+				 (message->answer_alone || message->claim_token)))
 			{
 				relay_queue_release(sink->queue, message);
 				continue;
@@ -105,7 +107,8 @@ relay_dispatch_connecting(const RelayRouting *routing)
 }
 
 /*
- * Release the messages in flight, and disconnect their sinks for good.
+ * Release the messages in flight, and disconnect their sinks until
+ * relay_dispatch_resume().
  */
 void
 relay_dispatch_abandon(const RelayRouting *routing)
@@ -121,5 +124,21 @@ relay_dispatch_abandon(const RelayRouting *routing)
 		while (sink->in_flight.first)
 			relay_queue_release(sink->queue, sink->in_flight.first);
 		sink->held_until = INT64_MAX;
+	}
+}
+
+/*
+ * Connect the sinks that relay_dispatch_abandon() has disconnected again.
+ */
+void
+relay_dispatch_resume(const RelayRouting *routing)
+{
+	RelaySink  *sink;
+
+	for (sink = routing->first; sink; sink = sink->next)
+	{
+		if (!sink->connected && !sink->disabled &&
+			sink->held_until == INT64_MAX)
+			sink->held_until = 0;
 	}
 }

@@ -17,5 +17,6 @@ extern void relay_dispatch_work(const RelayRouting *routing,
 extern bool relay_dispatch_in_flight(const RelayRouting *routing);
 extern bool relay_dispatch_connecting(const RelayRouting *routing);
 extern void relay_dispatch_abandon(const RelayRouting *routing);
+extern void relay_dispatch_resume(const RelayRouting *routing);
 
 #endif							/* IDEM_RELAY_DISPATCH_H */

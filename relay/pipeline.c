@@ -172,16 +172,23 @@ static bool
 read_timeline(RelaySink *sink, char *why, size_t size)
 {
 	RelayPipeline *pipeline = sink->state;
-	PGresult   *result;
+	PGresult   *result = wait_for_result(sink,
+										 PQsendQuery(pipeline->connection,
+													 "SELECT "
+													 RELAY_TIMELINE));
+	const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+	bool		done = PQntuples(result) == 1;
 
-	result = wait_for_result(sink, PQsendQuery(pipeline->connection,
-											   "SELECT " RELAY_TIMELINE));
-	if (!result)
-		describe_failure(sink, result, why, size);
-	pipeline->timeline = PQntuples(result) == 1 ?
+	pipeline->timeline = done ?
 		(unsigned) strtoul(PQgetvalue(result, 0, 0), NULL, 16) : 0;
+	/* It is not supported, or not allowed. */
+	if (state && (strncmp(state, "0A", 2) == 0 ||
+				  strncmp(state, "42", 2) == 0))
+		done = true;
+	if (!done)
+		describe_failure(sink, result, why, size);
 	PQclear(result);
-	return result != NULL;
+	return done;
 }
 
 /*

@@ -14,6 +14,7 @@
  *
  * The file can become faulty until the new program reads it.  So that gets a
  * copy of what was checked.  SIGHUP while the relay stops makes another copy.
+ * The files that it names are checked again before the new program begins.
  *
  * The caller owns the Relay, which owns all other state.  main.c calls these
  * functions once each.
@@ -53,6 +54,8 @@ static void work(Relay *relay, int64_t now);
 static bool can_end(Relay *relay, int64_t now);
 static void signalled(void *argument, int fd, int events);
 static bool is_valid(Relay *relay);
+static bool check(const Relay *relay, int copy);
+static void resume(Relay *relay);
 static int	copy_config(const Relay *relay);
 static bool copy_text(int from, int to);
 static void check_schedules(const Relay *relay);
@@ -226,7 +229,12 @@ relay_run(Relay *relay)
 		int64_t		now = relay_now();
 
 		if (relay->phase != RELAY_RUNNING && can_end(relay, now))
-			break;
+		{
+			if (!relay->restart || relay->phase == RELAY_ABANDONED ||
+				check(relay, relay->copy))
+				break;
+			resume(relay);
+		}
 		work(relay, now);
 		relay_notify_watchdog(&relay->loop, &relay->last_sign);
 		relay_loop_wait(&relay->loop);
@@ -321,6 +329,27 @@ static bool
 is_valid(Relay *relay)
 {
 	int			copy = copy_config(relay);
+	bool		valid = check(relay, copy);
+
+	if (valid)
+	{
+		int			old = relay->copy;
+
+		relay->copy = copy;
+		copy = old;
+	}
+	if (copy)
+		close(copy);
+	return valid;
+}
+
+/*
+ * Return whether a copy of the configuration file, or the file itself if
+ * "copy" is 0, and the options have no fault.  Otherwise report that.
+ */
+static bool
+check(const Relay *relay, int copy)
+{
 	RelayConfig *config = relay_config_read(relay->argc, relay->argv, copy);
 	RelayRouting routing = {0};
 	bool		valid;
@@ -334,21 +363,29 @@ is_valid(Relay *relay)
 	if (!valid)
 		relay_log(RELAY_ERROR, "the configuration has errors; the relay "
 				  "keeps the old one");
-	else
-	{
-		int			old = relay->copy;
-
-		relay->copy = copy;
-		copy = old;
-	}
-	if (copy)
-		close(copy);
 	return valid;
 }
 
 /*
+ * Go on with the old configuration, instead of starting again.
+ */
+static void
+resume(Relay *relay)
+{
+	RelayCompleter *completer = relay->completers;
+
+	relay->phase = RELAY_RUNNING;
+	relay->restart = false;
+	relay->taker.stopping = false;
+	for (; completer; completer = completer->next)
+		completer->stopping = false;
+	relay_dispatch_resume(&relay->routing);
+	relay_notify("READY=1");
+}
+
+/*
  * Return the descriptor of a copy of the configuration file, or 0 if there is
- * not exactly one file, or it cannot be copied.
+ * none, or it cannot be copied.
  */
 static int
 copy_config(const Relay *relay)
@@ -361,11 +398,8 @@ copy_config(const Relay *relay)
 
 	for (i = 1; i < relay->argc; i++)
 	{
-		if (strncmp(relay->argv[i], "--config=", 9) != 0)
-			continue;
-		if (path)
-			return 0;
-		path = relay->argv[i] + 9;
+		if (strncmp(relay->argv[i], "--config=", 9) == 0)
+			path = relay->argv[i] + 9;
 	}
 	from = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
 	if (from < 0)

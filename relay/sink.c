@@ -269,9 +269,11 @@ fail(RelayMessage *message, RelayFailure failure, bool ended,
 	record->failures++;
 	record->delivered = sink->delivered;
 	relay_sink_suspect(sink, record, failure, ended, why);
-	if (record->failures > free_failures[failure] &&
-		(!relay_sink_can_be_down(sink) ||
-		 now - record->since >= sink->grace))
+	/* A request that was sent can still run.  Its token is not used again. */
+	if ((message->claim_token && failure != RELAY_UNSENT) ||
+		(record->failures > free_failures[failure] &&
+		 (!relay_sink_can_be_down(sink) ||
+		  now - record->since >= sink->grace)))
 	{
 		refuse(message, retry_after > 0 ? retry_after : -1, why);
 		return;

@@ -277,10 +277,14 @@ deliver(RelaySink *sink, RelayMessage *message)
 	/*
 	 * If a kept connection ends before the response, libcurl sends the request
 	 * again.  The application might have used the claim token already, and a
-	 * message that failed might be the cause.
+	 * message that failed might be the cause.  A new connection must not be
+	 * kept, because it would occupy a worker of the endpoint without use.
 	 */
 	if (message->claim_token || message->failures > 0)
+	{
 		curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, 1L);
+		curl_easy_setopt(easy, CURLOPT_FORBID_REUSE, 1L);
+	}
 	curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, keep_answer);
 	curl_easy_setopt(easy, CURLOPT_WRITEDATA, delivery);
 	if (*ca_file)

@@ -19,6 +19,10 @@
  * The relay measures a lease with the clock of this machine, from before the
  * call.  So a lease expires here before it expires on the server.
  *
+ * On a slow connection, leases can expire before the result has arrived.  The
+ * next take then waits until they are extended, because it would take these
+ * messages again.  It also asks for longer leases, because other relays would.
+ *
  * A RelayTaker owns its connection.  relay.c owns it and calls it in every
  * round.
  *
@@ -37,6 +41,7 @@
 #define ANSWER_LIMIT	30000	/* for the result, after the sleep */
 #define SHORT_WAIT		1000	/* the sleep while a sink is held */
 #define FIRST_NAP		5		/* the first one while a sink is full */
+#define ARRIVAL_TIME	3600000	/* how long a slow arrival is remembered */
 #define CANCEL_AGAIN	200
 #define LIST_AGAIN		500		/* while no topic can be taken */
 
@@ -44,10 +49,12 @@
 
 static void list_topics(RelayTaker *taker);
 static void end_list(RelayTaker *taker, const PGresult *result);
+static bool is_overdue(const RelayQueue *queue, int64_t now);
 static int	free_places(const RelayTaker *taker);
 static void take(RelayTaker *taker, int count, const char *topics,
 				 int64_t now);
 static void answered(void *owner, PGresult *result);
+static void note_arrival(RelayTaker *taker, int64_t now);
 static void add_message(RelayTaker *taker, const PGresult *result, int row);
 
 /*
@@ -91,6 +98,9 @@ relay_taker_work(RelayTaker *taker, int64_t now)
 	relay_database_work(&taker->database, now);
 	if (taker->database.state != RELAY_DATABASE_IDLE ||
 		!relay_answers_connected(taker->answers))
+		return;
+	taker->late = taker->late && is_overdue(taker->queue, now);
+	if (taker->late)
 		return;
 	count = free_places(taker);
 	if (count == 0)
@@ -187,6 +197,20 @@ relay_taker_stop(RelayTaker *taker, int64_t now)
 }
 
 /*
+ * Return whether the relay holds a message whose lease has expired and whose
+ * row is not locked.
+ */
+static bool
+is_overdue(const RelayQueue *queue, int64_t now)
+{
+	const RelayMessage *message = queue->first;
+
+	while (message && (message->lease_end > now || message->answer_alone))
+		message = message->held_next;
+	return message != NULL;
+}
+
+/*
  * Return how many messages to take, or 0 if the relay holds enough.  A single
  * sink gets nothing if less than half a batch would fit.  If there are several
  * sinks, a take fills at most half of what is free, so that the messages of
@@ -263,7 +287,7 @@ take(RelayTaker *taker, int count, const char *topics, int64_t now)
 					taker->database.schema);
 	snprintf(count_text, sizeof(count_text), "%d", count);
 	snprintf(lease_text, sizeof(lease_text), "%lld ms",
-			 (long long) taker->lease);
+			 (long long) (taker->lease + 2 * taker->arrival));
 	snprintf(wait_text, sizeof(wait_text), "%lld ms", (long long) ms);
 	taker->taken_at = now;
 	relay_database_query(&taker->database, ms + ANSWER_LIMIT, query->data, 4,
@@ -301,6 +325,8 @@ answered(void *owner, PGresult *result)
 		if (taker->limit > taker->batch)
 			taker->limit = taker->batch;
 		taker->taken += (uint64_t) PQntuples(result);
+		if (PQntuples(result) > 0)
+			note_arrival(taker, relay_now());
 		if (PQntuples(result) == 0 && taker->nap < SHORT_WAIT)
 			taker->nap *= 2;
 		for (row = 0; row < PQntuples(result); row++)
@@ -313,6 +339,24 @@ answered(void *owner, PGresult *result)
 	else if (!taker->stopping)
 		relay_database_refused(&taker->database, result);
 	PQclear(result);
+}
+
+/*
+ * Note how long the result of a take took to arrive, if that is the longest
+ * time of the last hour.
+ */
+static void
+note_arrival(RelayTaker *taker, int64_t now)
+{
+	int64_t		first_sign = taker->database.first_sign;
+	int64_t		arrival = first_sign ? now - first_sign : 0;
+
+	if (arrival >= taker->arrival || now >= taker->arrival_end)
+	{
+		taker->arrival = arrival;
+		taker->arrival_end = now + ARRIVAL_TIME;
+	}
+	taker->late = now >= taker->taken_at + taker->lease;
 }
 
 /*
@@ -356,7 +400,8 @@ add_message(RelayTaker *taker, const PGresult *result, int row)
 	message->failed_at = columns[10];
 	message->size = size;
 	message->timeline = taker->database.timeline;
-	if (message->timeline != taker->answers->timeline)
+	if (message->timeline &&
+		message->timeline != taker->answers->timeline)
 		taker->answers->has_others = true;
 	message->lease_end = taker->taken_at + taker->lease;
 	message->sink = relay_routing_sink(taker->routing, message->topic);

@@ -687,8 +687,10 @@ SELECT pg_temp.hot_updates() - :before_hot AS hot, pg_temp.updates() - :before_u
 SELECT pg_temp.hot_updates() AS hot \gset before_
 SELECT outcome FROM idem_claim('hot', 'hot-update-others1');
 SELECT idem_checkpoint('hot', 'hot-update-others1', 'x') IS NOT NULL, idem_heartbeat('hot', 'hot-update-others1') IS NOT NULL, idem_fail('hot', 'hot-update-others1');
-SELECT pg_temp.hot_updates() - :before_hot AS hot;
+-- A call of the portable edition that takes a millisecond writes its row again.
+SELECT pg_temp.hot_updates() - :before_hot >= 3 AS hot;
 -- A takeover moves expires_at, which is indexed.
+SELECT pg_temp.hot_updates() AS hot \gset before_
 SELECT outcome FROM idem_claim('hot', 'hot-update-others1');
 SELECT pg_temp.hot_updates() - :before_hot AS hot;
 COMMIT;
@@ -698,7 +700,7 @@ BEGIN;
 SELECT pg_temp.hot_updates() AS hot \gset before_
 SELECT idem_complete('hot', 'hot-update-later-1', 200, 'x', claim_token => :hot_claim_token);
 SELECT idem_erase('hot', 'hot-update-later-1');
-SELECT pg_temp.hot_updates() - :before_hot AS hot;
+SELECT pg_temp.hot_updates() - :before_hot >= 2 AS hot;
 COMMIT;
 -- The primary key and expires_at are all that is indexed.
 SELECT indexrelid::regclass FROM pg_index WHERE indrelid = 'idem_keys'::regclass ORDER BY indexrelid::regclass::text COLLATE "C";

@@ -79,6 +79,7 @@ def options(world):
             (['out'], 64, 'out: expected --name=value'),
             (['--colour=red', '--out.sink=stdout', '--out.topics=*'], 78, '--colour: there is no setting'),
             (['--config=/nonexistent'], 78, '/nonexistent: could not be read'),
+            (['--config=/dev/null', '--config=/dev/null'], 78, '--config: there are two files'),
             (['--check', '--out.sink=stdout', '--out.topics=*'], 0, ''),
             (['--help'], 0, ''), (['--version'], 0, '')]:
         done = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=30)

@@ -493,6 +493,14 @@ def takes_late(world):
         os.kill(take, signal.SIGCONT)
         new.all_acked(5)
         equal('the new ones that arrived', {request.headers['webhook-id'] for request in endpoint.requests} & published, published)
+        # One connection that reaches the old server again does not stay there.
+        old.become_primary()
+        new.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%idem_outbox_take%' "
+                  'AND pid <> pg_backend_pid()')
+        until('it is refused', lambda: 'another server has a newer timeline; next try in' in relay.said().split('terminating')[-1])
+        new.become_primary()
+        new.publish('t', '"later"')
+        new.all_acked(6)
         equal('the status', relay.stop(), 0)
     finally:
         old.remove()
@@ -527,16 +535,30 @@ def copies_after_failover(world):
 
 
 def without_timeline(world):
-    """A server that does not report its timeline is used as well."""
+    """A server that does not report its timeline is used as well, but an error does
+    not end the reports."""
     world.query('REVOKE EXECUTE ON FUNCTION pg_current_wal_lsn FROM PUBLIC; CREATE ROLE limited LOGIN; '
                 'GRANT pg_read_all_data, pg_write_all_data TO limited')
     try:
         world.query('GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO limited')
         world.publish('t')
         world.publish('e')
-        relay = world.relay('--database=user=limited', '--out.sink=stdout', '--out.topics=t', '--events.sink=outbox',
-                            '--events.topics=e', '--events.copies=t').started()
+        options = ('--database=user=limited', '--out.sink=stdout', '--out.topics=t')
+        relay = world.relay(*options, '--events.sink=outbox', '--events.topics=e', '--events.copies=t').started()
         world.all_acked(3)
+        equal('the status', relay.stop(), 0)
+        equal('it is reported', relay.said().count('does not report its timeline'), 1)
+        world.query('GRANT EXECUTE ON FUNCTION pg_current_wal_lsn TO PUBLIC')
+        relay = world.relay(*options).started()
+        world.publish('t')
+        world.all_acked(4)
+        world.query("REVOKE EXECUTE ON FUNCTION pg_current_wal_lsn FROM PUBLIC; "
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'limited'")
+        until('both are refused', lambda: relay.said().count('permission denied for function') >= 2)
+        world.query('GRANT EXECUTE ON FUNCTION pg_current_wal_lsn TO PUBLIC')
+        world.publish('t')
+        world.all_acked(5)
+        expect('the timeline is ignored', 'does not report' not in relay.said())
         equal('the status', relay.stop(), 0)
     finally:
         world.query('GRANT EXECUTE ON FUNCTION pg_current_wal_lsn TO PUBLIC; DROP OWNED BY limited; DROP ROLE limited')

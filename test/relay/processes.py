@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import amqp
 from endpoint import Endpoint
-from proxies import Cutter, Gate
+from proxies import Cutter, Gate, SlowLink
 from world import PROGRAM, Broken, World, deaf_port, equal, expect, free_port, until
 
 OUT = ('--out.sink=stdout', '--out.topics=*')
@@ -517,6 +517,31 @@ def large_take(world):
     listener.close()
 
 
+def slow_take(world):
+    """A message that takes longer than the relay waits for answers to arrive, and
+    longer than its lease, is delivered at its first attempt, as are the others."""
+    directory = tempfile.mkdtemp(dir=world.directory)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
+    listener.listen()
+    SlowLink(listener, server_socket, 40000)
+    for size in 5, 1600000, 5:
+        world.publish('t', '"%s"' % ('x' * size))
+    relay = world.relay('--out.sink=stdout', '--out.topics=t', '--lease=3s', '--wait=1s', '--database=host=%s port=5432' % directory)
+    relay.started()
+    world.all_acked(3, 90)
+    equal('attempts', world.query('SELECT max(attempt) FROM idem_outbox'), [(1,)])
+    expect('the connection was lost', 'database (take)' not in relay.said())
+    world.publish('t')
+    world.all_acked(4)
+    # Otherwise another relay would take the next large one before it has arrived.
+    expect('the next lease is short', world.query(
+        "SELECT 1 FROM idem_outbox WHERE available_at > acked_at + '30 seconds'"))
+    equal('the status', relay.stop(), 0)
+    listener.close()
+    shutil.rmtree(directory)
+
+
 def late_take(world):
     """A lease begins before the request.  When its answer comes late, another
     relay can have the message, so it is not delivered before it is extended."""
@@ -557,6 +582,7 @@ def deaf_host(world):
 
 TESTS = [
     ('a take whose result is too large for the connection is repeated with fewer messages', large_take),
+    ('a message that arrives slowly is delivered, and delays the others only once', slow_take),
     ('the lease of a take whose answer is late counts from the request', late_take),
     ('standard output on a full disk is waited for', disk_full),
     ('of several hosts, the primary is found after a failover', fails_over),

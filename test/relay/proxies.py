@@ -2,6 +2,7 @@
 
 import contextlib
 import select
+import socket
 import threading
 import time
 
@@ -24,6 +25,21 @@ class Forwarder:
     def copy(self, source, target, from_client):
         with contextlib.suppress(OSError), source, target:
             while data := source.recv(65536):
+                target.sendall(data)
+
+
+class SlowLink(Forwarder):
+    """Forwards at most "rate" bytes per second of each connection to its client."""
+
+    def __init__(self, listener, connect, rate):
+        self.rate = rate
+        super().__init__(listener, connect)
+
+    def copy(self, source, target, from_client):
+        with contextlib.suppress(OSError), source, target:
+            source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            while data := source.recv(8192):
+                time.sleep(0 if from_client else len(data) / self.rate)
                 target.sendall(data)
 
 

@@ -325,10 +325,39 @@ def faulty_reload(world):
     endpoint.close()
 
 
+def lost_secret(world):
+    """If a file that the configuration names is gone when the relay would start
+    again, it continues with the old configuration."""
+    endpoint = Endpoint(lambda request, number: (time.sleep(3) if number == 1 else None) or (204, {}, b''))
+    secret, path = (os.path.join(world.directory, name) for name in ('secret', 'secret.conf'))
+    for name, text in ((secret, SECRETS[0]), (path, 'stop_timeout = 1s\n[w]\nsink = webhook\ntopics = *\nurl = %s\nsecret_file = %s\n' % (
+            endpoint.url, secret))):
+        with open(name, 'w') as file:
+            file.write(text)
+        os.chmod(name, 0o600)
+    relay = world.relay('--config=' + path).started()
+    world.publish('t')
+    until('it is sent', lambda: endpoint.requests)
+    relay.signal(signal.SIGHUP)
+    until('it reloads', lambda: 'reloading' in relay.said())
+    os.rename(secret, secret + '.old')
+    until('the relay continues', lambda: 'keeps the old one' in relay.said())
+    world.publish('t')
+    world.all_acked(2)
+    os.rename(secret + '.old', secret)
+    relay.signal(signal.SIGHUP)
+    until('it starts again', lambda: relay.said().count('info: started') == 2)
+    world.publish('t')
+    world.all_acked(3)
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
 TESTS = [
     ('the host name in the certificate of a webhook is verified', host_verified),
     ('after a success, the pause begins at half a second', short_pause_again),
     ('a webhook with a new configuration that has faults continues', faulty_reload),
+    ('a webhook whose secret is gone at a reload continues', lost_secret),
     ('a webhook that answers 200 without end has answered', endless),
     ('a webhook may answer with any bytes', any_bytes),
     ('an endpoint that takes no connection costs no attempt', unreachable),

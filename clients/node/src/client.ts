@@ -23,7 +23,7 @@ import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
 import { checkedNames, describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
 const ATTEMPTS = 5
-const RETRIED = new Set(['40001', '40P01'])
+export const RETRIED = new Set(['40001', '40P01'])
 /** Raised by statement_timeout and by lock_timeout. */
 const ENDED_WAITS = new Set(['57014', '55P03'])
 const IN_DOUBT_WAIT = '5 seconds'
@@ -219,7 +219,9 @@ function checked(response: unknown, who: string): Response {
   if (typeof status !== 'number' || !Number.isInteger(status) || status < 100 || status > 599) {
     throw new TypeError(`${who} must return a response: an object with a status, and optionally headers and a body`)
   }
-  const { headers, body } = response as { headers?: unknown; body?: unknown }
+  const { status: _, headers, body, ...others } = response as { status: number; headers?: unknown; body?: unknown }
+  const [other] = Object.keys(others)
+  if (other !== undefined) throw new TypeError(`${who} returned a response with the member ${other}; its members are status, headers and body`)
   if (typeof body !== 'string' && !(body instanceof Uint8Array) && body !== undefined && body !== null) {
     throw new TypeError(`${who} returned a body that is not a string or a Buffer, but a ${describe(body)}; JSON.stringify() makes a string ` +
       'of a document')

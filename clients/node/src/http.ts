@@ -5,7 +5,7 @@
 import { createHash } from 'node:crypto'
 import type { ServerResponse } from 'node:http'
 import {
-  checkedCount, checkedTimes, newResult, problem, storable, type Client, type Job, type Response, type Result,
+  checkedCount, checkedTimes, newResult, problem, RETRIED, storable, type Client, type Job, type Response, type Result,
 } from './client.js'
 import { compared, formKeys, leftOut, NO_JSON, ofBytes, storableUtf8, type Fingerprint } from './comparison.js'
 import {
@@ -13,6 +13,7 @@ import {
   sqlstateOf, TimedOut,
 } from './errors.js'
 import type { Lease, RequestIdentity, Timeout, Ttl, Wait } from './functions.js'
+import { isUnreachable } from './postgres.js'
 import { checkedNames, describe, headers as headerDocument, type Headers } from './values.js'
 
 export interface HttpOptions<Request> extends Ttl, Wait, Lease, Timeout {
@@ -122,6 +123,8 @@ export const REPLAYED_HEADERS: readonly string[] = [
 ]
 /** The maximum number of bytes of a scope. */
 const MAX_SCOPE = 512
+/** The server is a standby, or lacks resources, or is shutting down or starting. */
+const UNAVAILABLE = /^(25006|53|57P0)/
 /** The maximum number of characters of a key with the option anyKey. */
 const MAX_KEY = 255
 
@@ -202,7 +205,6 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
     headerDocument(response.headers ?? null, 'the response')
     return { ...response, headers: allowedHeaders(Object.entries(response.headers ?? {}), headers), body: asStored(response) }
   }
-  let ours = true
   let hasRun = false
   let thrown: unknown
   let answer: Result
@@ -214,7 +216,6 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
       const response = await respond(context, () => finished)
       return response && storedResponse(response)
     } catch (error) {
-      ours = false
       thrown = error
       throw error
     }
@@ -243,8 +244,13 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
       return refusal(problem('action-id-ahead', 'Action id too far ahead', 400, "The action id is too far ahead of the server's clock."))
     }
     // The framework answers the handler's other errors. In a job, a lost claim is not such an error, so it is refused here.
-    const refused = (ours || error !== thrown || kind === 'job') && found ? refusalOf(found, options.conflictStatus ?? 422, kind) : undefined
+    const refused = (error !== thrown || kind === 'job') && found ? refusalOf(found, options.conflictStatus ?? 422, kind) : undefined
     if (refused) return refused
+    const state = sqlstateOf(error)
+    if (RETRIED.has(state ?? '') || (error !== thrown && (UNAVAILABLE.test(state ?? '') || (state === undefined && isUnreachable(error))))) {
+      console.error(`pg-idempotency: 503 was sent for ${request.method} ${request.path}:`, error)
+      return refusal(problem('unavailable', 'Service unavailable', 503, 'The database is not available. Retry with the same key.'), { 'Retry-After': '1' })
+    }
     throw error
   }
   if (answer.outcome === 'erased') {

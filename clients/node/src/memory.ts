@@ -19,7 +19,7 @@ import {
 import { requestHashOfBytes } from './keys.js'
 import { tracedHeaders } from './observe.js'
 import type { PoolLike } from './postgres.js'
-import { bigint, durationMs, headers as headerDocument, text, type Bigint, type Headers, type Json } from './values.js'
+import { asciiJson, bigint, durationMs, headers as headerDocument, text, type Bigint, type Headers, type Json } from './values.js'
 
 const MAX_RESPONSE_SIZE = 1 << 20
 const DAY = 86_400_000
@@ -141,6 +141,11 @@ interface MessageRow extends Message {
 }
 
 const idOf = (...parts: string[]): string => JSON.stringify(parts)
+function idOfKey(scope: string, key: string): string {
+  name(scope, 'scope')
+  if (key === null || key === undefined) throw new KeyInvalid('the idempotency key is NULL', { sqlstate: 'ID001' })
+  return idOf(scope, text(key, 'key')!)
+}
 const rowCore = (row: KeyRow | undefined): Claim => ({
   outcome: 'new', claimToken: row?.token ?? null, attempt: row?.attempt ?? null,
   responseStatus: row?.responseStatus ?? null, responseHeaders: row?.responseHeaders ?? null,
@@ -162,22 +167,25 @@ const duration = (value: string | null | undefined, ms: number | null | undefine
 /** The maximum depth of a document, because the server's stack is limited, too. */
 const MAX_DEPTH = 6000
 
-/** The canonical form of RFC 8785, without recursion, because a document can be deeper than the stack. */
-function canonical(document: Json): string {
+/** The canonical form of RFC 8785, or jsonb's text, without recursion, because a document can be deeper than the stack. */
+function canonical(document: Json, isJsonb = false): string {
+  const space = isJsonb ? ' ' : ''
+  const byLength = (one: string, other: string): number => Buffer.byteLength(one) - Buffer.byteLength(other) || Buffer.compare(Buffer.from(one), Buffer.from(other))
   const parts: string[] = []
   const next: (string | { value: Json | undefined })[] = [{ value: document }]
   for (let one = next.pop(); one !== undefined; one = next.pop()) {
     if (typeof one === 'string' || typeof one.value !== 'object' || one.value === null) {
       parts.push(typeof one === 'string' ? one
-        : typeof one.value === 'string' && one.value.startsWith(NUMBER) ? canonicalNumber(one.value.slice(1)) : JSON.stringify(one.value))
+        : typeof one.value === 'string' && one.value.startsWith(NUMBER) ? canonicalNumber(one.value.slice(1))
+        : isJsonb && typeof one.value === 'number' ? canonicalNumber(String(one.value), true) : JSON.stringify(one.value))
       continue
     }
     const { value } = one
     const [open, shut] = Array.isArray(value) ? '[]' : '{}'
     const items: [string, Json | undefined][] = Array.isArray(value) ? value.map((item) => ['', item])
-      : Object.keys(value).sort().map((name) => [`${JSON.stringify(name)}:`, value[name]])
+      : Object.keys(value).sort(isJsonb ? byLength : undefined).map((name) => [`${JSON.stringify(name)}:${space}`, value[name]])
     next.push(shut!)
-    for (const [at, [label, item]] of [...items.entries()].reverse()) next.push({ value: item }, `${at > 0 ? ',' : ''}${label}`)
+    for (const [at, [label, item]] of [...items.entries()].reverse()) next.push({ value: item }, `${at > 0 ? `,${space}` : ''}${label}`)
     next.push(open!)
   }
   return parts.join('')
@@ -186,8 +194,8 @@ function canonical(document: Json): string {
 /** A prefix for the digits of a number, which no string of jsonb contains. */
 const NUMBER = '\0'
 
-/** A number as ECMAScript writes it, but with all its digits if a double would lose some. */
-function canonicalNumber(given: string): string {
+/** A number as ECMAScript writes it, but with all its digits if a double would lose some, and without an exponent in jsonb. */
+function canonicalNumber(given: string, isJsonb = false): string {
   const [, sign, whole, fraction = '', exponent = '0'] = /^(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?$/.exec(given)!
   const all = whole! + fraction
   const digits = all.replace(/^0+/, '').replace(/0+$/, '')
@@ -197,8 +205,8 @@ function canonicalNumber(given: string): string {
   const double = Number(given)
   const isRounded = digits.length <= point && point < 400 && Number.isFinite(double) &&
     BigInt(digits.padEnd(point, '0')) !== BigInt(Math.abs(double))
-  if (digits.length <= 17 && double !== 0 && Number.isFinite(double) && !isRounded) return String(double)
-  const body = point > 21 || point <= -6 ? `${digits[0]!}${digits.length > 1 ? `.${digits.slice(1)}` : ''}e${point > 0 ? '+' : '-'}${Math.abs(point - 1)}`
+  if (!isJsonb && digits.length <= 17 && double !== 0 && Number.isFinite(double) && !isRounded) return String(double)
+  const body = !isJsonb && (point > 21 || point <= -6) ? `${digits[0]!}${digits.length > 1 ? `.${digits.slice(1)}` : ''}e${point > 0 ? '+' : '-'}${Math.abs(point - 1)}`
     : point <= 0 ? `0.${'0'.repeat(-point)}${digits}`
     : digits.length <= point ? digits.padEnd(point, '0') : `${digits.slice(0, point)}.${digits.slice(point)}`
   return `${sign!}${body}`
@@ -341,10 +349,7 @@ class Memory {
   constructor(readonly handlers: Record<string, MemoryHandler>) {}
 
   async #claim(tx: MemoryTransaction, scope: string, key: string, options: RequestIdentity & Ttl & Wait & Lease): Promise<Claim> {
-    name(scope, 'scope')
-    if (key === null || key === undefined) throw new KeyInvalid('the idempotency key is NULL', { sqlstate: 'ID001' })
-    text(key, 'key')
-    const id = idOf(scope, key)
+    const id = idOfKey(scope, key)
     const hash = 'method' in options ? hashed(options.method, options.path, options.body, options.without)
       : options.requestHash ? Buffer.from(options.requestHash) : null
     if (hash && (hash.length < 1 || hash.length > 64)) refuse('a request hash has 1 to 64 bytes', '22023')
@@ -353,7 +358,7 @@ class Memory {
     const deadline = performance.now() + duration(options.wait, options.waitMs, 'wait', 0)
     const claimed = (outcome: Claim['outcome'], row?: KeyRow): Claim => ({
       ...rowCore(outcome === 'replay' || outcome === 'erased' || outcome === 'new' ? row : undefined), outcome,
-      ...outcome === 'new' ? {} : { claimToken: null, attempt: null },
+      ...outcome === 'new' ? {} : { claimToken: null, attempt: null, recoveryPoint: null, recoveryState: null, recoveryStateText: null },
       // The lease of a claim that is not committed is not known.
       leaseExpiresAt: outcome === 'new' || (outcome === 'in_progress' && row?.claimedBy !== tx) ? row?.leaseExpiresAt ?? null : null,
     })
@@ -386,17 +391,21 @@ class Memory {
     }
   }
 
-  #requireRecord(tx: MemoryTransaction, scope: string, key: string): void {
-    name(scope, 'scope')
-    const id = idOf(scope, key)
-    if (!this.#keys.writer(tx, id) && !this.#keys.get(tx, id)) refuseKey(key)
+  /** The row of a key. Without one, the key must keep the rules. */
+  #found(tx: MemoryTransaction, scope: string, key: string): KeyRow | undefined {
+    const row = this.#keys.get(tx, idOfKey(scope, key))
+    if (!row) refuseKey(key)
+    return row
+  }
+
+  async #locked(tx: MemoryTransaction, scope: string, key: string): Promise<KeyRow | undefined> {
+    await this.#keys.lock(tx, idOfKey(scope, key))
+    return this.#found(tx, scope, key)
   }
 
   /** The row of a claim, which its holder is allowed to change. */
   async #heldRow(tx: MemoryTransaction, scope: string, key: string, token: Bigint | null | undefined): Promise<KeyRow> {
-    const id = idOf(scope, key)
-    await this.#keys.lock(tx, id)
-    const row = this.#keys.get(tx, id)
+    const row = await this.#locked(tx, scope, key)
     if (!row || row.expiresAt.getTime() <= Date.now()) throw new ClaimNotFound('there is no live claim', { sqlstate: 'ID004' })
     const given = token === null || token === undefined ? undefined : exact(token, 'claimToken')
     if (given === undefined ? row.claimedBy !== tx : row.token !== given) {
@@ -444,13 +453,13 @@ class Memory {
       claim: (scope, key, options = {}) => self.#claim(tx, scope, key, options),
       async complete(scope, key, status, options = {}) {
         if (status < 100 || status > 599) refuse('the status of a response is 100 to 599', '22023')
-        const row = await self.#heldRow(tx, scope, key, options.claimToken)
-        if (row.state === 'completed') return false
-        self.#started(row)
         const { body = null, headers = null } = options
         if (Math.max(Buffer.byteLength(body ?? ''), Buffer.byteLength(headerDocument(headers, 'headers') ?? '')) > MAX_RESPONSE_SIZE) {
           refuse('the response is larger than idempotency.max_response_size', '54000')
         }
+        const row = await self.#heldRow(tx, scope, key, options.claimToken)
+        if (row.state === 'completed' || row.state === 'erased') return false
+        self.#started(row)
         self.#keys.set(tx, idOf(scope, key), {
           ...row, state: 'completed', completedAt: new Date(), leaseExpiresAt: null, responseStatus: status,
           responseHeaders: parsed(headers) as Headers | null,
@@ -460,10 +469,11 @@ class Memory {
         return true
       },
       async checkpoint(scope, key, recoveryPoint, options = {}) {
-        const state = options.recoveryState === undefined ? null : JSON.stringify(options.recoveryState)
-        if (Buffer.byteLength(state ?? '') > MAX_RESPONSE_SIZE) refuse('the recovery state is larger than idempotency.max_response_size', '54000')
+        name(recoveryPoint, 'recoveryPoint')
+        const state = asciiJson(options.recoveryState ?? null, 'recoveryState')
+        if ((state ?? '').length > MAX_RESPONSE_SIZE) refuse('the recovery state is larger than idempotency.max_response_size', '54000')
         return self.#renew(tx, scope, key, options, {
-          recoveryPoint: name(recoveryPoint, 'recoveryPoint'), recoveryState: parsed(options.recoveryState ?? null), recoveryStateText: state,
+          recoveryPoint, recoveryState: parsed(options.recoveryState ?? null), recoveryStateText: state,
         })
       },
       heartbeat: (scope, key, options = {}) => self.#renew(tx, scope, key, options),
@@ -475,31 +485,28 @@ class Memory {
         return true
       },
       async release(scope, key, options = {}) {
-        name(scope, 'scope')
-        if (options.claimToken != null && !self.#keys.get(tx, idOf(scope, key))) return false
+        const token = options.claimToken == null ? 0n : exact(options.claimToken, 'claimToken')
+        if (token > 0n && token <= self.#tokens && !self.#keys.get(tx, idOfKey(scope, key))) return false
         const row = await self.#heldRow(tx, scope, key, options.claimToken)
         self.#started(row)
         self.#keys.set(tx, idOf(scope, key), undefined)
         return true
       },
       async lookup(scope, key) {
-        const row = self.#keys.get(tx, idOf(scope, key))
+        const row = self.#found(tx, scope, key)
         if (!row || row.expiresAt.getTime() <= Date.now()) return undefined
         const { token: _, claimedBy: __, ...shown } = row
         return shown
       },
       async forget(scope, key) {
-        await self.#keys.lock(tx, idOf(scope, key))
-        const there = self.#keys.get(tx, idOf(scope, key)) !== undefined
+        const there = await self.#locked(tx, scope, key) !== undefined
         self.#keys.set(tx, idOf(scope, key), undefined)
         return there
       },
       async erase(scope, key) {
-        const id = idOf(scope, key)
-        await self.#keys.lock(tx, id)
-        const row = self.#keys.get(tx, id)
-        if (!row || row.state === 'erased') return false
-        self.#keys.set(tx, id, {
+        const row = await self.#locked(tx, scope, key)
+        if (!row || (row.state !== 'completed' && row.error === null && row.recoveryStateText === null)) return false
+        self.#keys.set(tx, idOf(scope, key), {
           ...row, state: row.state === 'completed' ? 'erased' : row.state, responseHeaders: null, responseBody: null,
           responseBytes: null, error: null, recoveryState: null, recoveryStateText: null,
         })
@@ -518,7 +525,6 @@ class Memory {
       async completeMany(scope, keys, statuses, options = {}) {
         const made = []
         for (const [at, [key, status, body, headers, claimToken]] of zip(keys, statuses, options.bodies, options.headers, options.claimTokens).entries()) {
-          self.#requireRecord(tx, scope, key as string)
           const completed = await core.complete(scope, key as string, status as number,
             { body: body as string, headers: headers as Headers, claimToken: claimToken as Bigint })
           made.push({ ordinal: at + 1, key: key as string, completed })
@@ -550,11 +556,11 @@ class Memory {
         return { isActive, lastActionId, processed: shouldProcess }
       },
       async set(userId, entityType, entityId, actionType, active, actionId, options = {}) {
-        name(actionType, 'actionType')
+        const id = idOf(name(userId, 'userId'), name(entityType, 'entityType'), name(entityId, 'entityId'), name(actionType, 'actionType'))
+        if (active === null) refuse('active is null', '22004')
         options.excludes?.forEach((excluded) => name(excluded, 'excludes'))
         if (options.excludes?.includes(actionType)) refuse('an action cannot exclude itself', '22023')
         const { shouldProcess, lastActionId } = await self.#advance(tx, userId, entityType, entityId, actionId)
-        const id = idOf(userId, entityType, entityId, actionType)
         if (!shouldProcess) return { isActive: self.#actions.get(tx, id)?.isActive ?? false, lastActionId, processed: false }
         if (active || self.#actions.get(tx, id)) self.#actions.set(tx, id, { isActive: active })
         for (const excluded of active ? options.excludes ?? [] : []) {
@@ -660,8 +666,8 @@ class Memory {
         const messageId = randomUUID()
         self.#messages.set(tx, String(id), {
           id, messageId, topic: name(topic, 'topic'), messageKey: options.messageKey == null ? null : name(options.messageKey, 'messageKey'),
-          payload: asJsonb(parsed(payload)), payloadText: JSON.stringify(payload), headers: asJsonb(parsed(options.headers ?? null)),
-          headersText: options.headers === undefined ? null : JSON.stringify(options.headers), attempt: 0, createdAt: new Date(now),
+          payload: asJsonb(parsed(payload)), payloadText: canonical(parsed(payload), true), headers: asJsonb(parsed(options.headers ?? null)),
+          headersText: options.headers == null ? null : canonical(parsed(options.headers), true), attempt: 0, createdAt: new Date(now),
           availableAt: now + duration(options.deliverAfter, options.deliverAfterMs, 'deliverAfter', 0), state: 'pending', leased: false, attemptsBefore: 0, endedAt: 0,
         })
         return messageId
@@ -796,7 +802,6 @@ class Memory {
     return Object.fromEntries(Object.entries(core).map(([name, run]) => [name, async (...given: unknown[]) => {
       if (tx.isAborted) refuse('current transaction is aborted, commands ignored until end of transaction block', '25P02')
       try {
-        if (KEY_FUNCTIONS.has(name)) self.#requireRecord(tx, given[0] as string, given[1] as string)
         return await (run as (...given: unknown[]) => unknown)(...given)
       } catch (error) {
         tx.isAborted = true
@@ -816,7 +821,5 @@ function refuseKey(key: string): void {
   })
 }
 
-/** Functions of one key, which may have no row. */
-const KEY_FUNCTIONS = new Set(['complete', 'checkpoint', 'heartbeat', 'fail', 'release', 'lookup', 'forget', 'erase'])
 const MAX_ATTEMPTS = 10
 const validKey = (key: string): boolean => /^[A-Za-z0-9_:.-]{16,128}$/.test(key)

@@ -52,9 +52,10 @@ const codeOf = (error: unknown): string | undefined => (error instanceof Idempot
 test('bad arguments: the same refusal by the server and by the double', async () => {
   assert.ok(table.length > 100)
   const wrong: unknown[] = []
+  const clients = [world.client(), new MemoryIdempotency()] as Client<any>[]
   for (const row of table) {
     const found: unknown[] = []
-    for (const client of [world.client(), new MemoryIdempotency()] as Client<any>[]) {
+    for (const client of clients) {
       const answer = call(client, row).then(() => 'ok', (error: unknown) => (/^TypeError: (\w+ must not be negative|not an HTTP method)/.test(String(error)) ? 'local' : codeOf(error) ?? String(error)))
       found.push(await Promise.race([answer, sleep(5000, 'it waits', { ref: false })]))
     }
@@ -160,6 +161,14 @@ test('an argument that is not even sent does not end the transaction', async () 
   }
 })
 
+const end = (client: Client<any>, call: (client: Client<any>) => Promise<unknown>): Promise<unknown> => call(client).catch((error: unknown) => sqlstateOf(error) ?? String(error))
+
+test('the double refuses another argument before a key that has no record, as the server does', async () => {
+  for (const call of [(client: Client<any>) => client.complete('s', 'short', 99), (client: Client<any>) => client.checkpoint('s', 'short', '')]) {
+    assert.deepEqual([await end(new MemoryIdempotency(), call), await end(world.client(), call)], ['22023', '22023'], String(call))
+  }
+})
+
 test('the double ends a call as the server does', async () => {
   const calls: ((client: Client<any>) => Promise<unknown>)[] = [
     (client) => client.outboxNack(10n ** 12n, { error: 'x' }), (client) => client.claim('s', key(), { requestHash: Buffer.alloc(0) }),
@@ -189,7 +198,36 @@ test('the double ends a call as the server does', async () => {
       const { expiresAt, ...claim } = await client.claim('s', one)
       return [claim, expiresAt === null]
     },
+    (client) => client.complete('s', null as never, 200), (client) => client.complete('s', key(), 200, { body: 'x'.repeat(1_100_000) }),
+    (client) => client.release('s', key(), { claimToken: 10n ** 15n }),
+    async (client) => {
+      const one = key()
+      const { claimToken } = await client.claim('s', one)
+      const token = { claimToken }
+      return [await client.release('s', one, token), await client.release('s', one, token), await client.release('s', '', token)]
+    },
+    async (client) => {
+      const one = key()
+      const { claimToken } = await client.claim('s', one)
+      const found = [await client.erase('s', one)]
+      for (const recoveryState of [null, { b: 'é', a: 1 }]) {
+        await client.checkpoint('s', one, 'charged', { recoveryState, claimToken })
+        found.push((await client.lookup('s', one))!.recoveryStateText as never)
+      }
+      found.push(await client.erase('s', one), await client.complete('s', one, 200, { claimToken }), await client.erase('s', one))
+      return [...found, await client.complete('s', one, 200, { claimToken }), (await client.claim('s', one)).recoveryPoint]
+    },
+    async (client) => {
+      const user = key()
+      await client.set(user, 'post', '1', 'like', true, 1)
+      return [await end(client, () => client.set(user, 'post', '1', 'like', null as never, 2)), await client.set(user, 'post', '1', 'like', false, 2)]
+    },
+    async (client) => {
+      const topic = key()
+      await client.publish(topic, { bb: 1e21, a: [-1.25e-9, {}], 'é': [] }, { headers: { bb: 1, a: 'ž' } })
+      await client.publish(topic, 1, { headers: null })
+      return (await client.outboxTake({ topics: [topic] })).map(({ payloadText, headersText }) => [payloadText, headersText])
+    },
   ]
-  const end = (client: Client<any>, call: (typeof calls)[0]): Promise<unknown> => call(client).catch((error: unknown) => sqlstateOf(error) ?? String(error))
   for (const call of calls) assert.deepEqual(await end(new MemoryIdempotency(), call), await end(world.client(), call), String(call))
 })

@@ -5,7 +5,8 @@ import { createRequire } from 'node:module'
 import { test } from 'node:test'
 import pg from 'pg'
 import { asIdempotencyError, ClaimLost, Idempotency, IdempotencyError, KeyInvalid, newKey, RateLimited, sqlstateOf, stepKey } from 'pg-idempotency'
-import { allowedHeaders, parseKey } from 'pg-idempotency/http'
+import { allowedHeaders, parseKey, serve } from 'pg-idempotency/http'
+import { MemoryIdempotency } from 'pg-idempotency/memory'
 
 test('a new key is a UUIDv7, and later ones are greater', () => {
   const keys = Array.from({ length: 10_000 }, newKey)
@@ -78,5 +79,35 @@ test('the types need no optional package', async () => {
   for (const name of ['index', 'client', 'functions', 'postgres', 'observe', 'http']) {
     const types = await readFile(new URL(`${name}.d.ts`, dist), 'utf8')
     assert.doesNotMatch(types, /(?:from|import\() ?'(?!\.|node:|pg')/, name)
+  }
+})
+
+test('if the database is not available, the guard answers 503, and passes on other errors', async (t) => {
+  t.mock.method(console, 'error', () => undefined)
+  const failed = (code: string): Error => Object.assign(new Error(code), { code })
+  const double = (code: string): any => Object.assign(new MemoryIdempotency(), { request: () => Promise.reject(failed(code)) })
+  const answered = (client: any, respond = async () => ({ status: 200 })): Promise<unknown> =>
+    serve(client, { method: 'POST', path: '/', key: newKey(), body: Buffer.alloc(0), scope: () => 'ann' }, { scope: () => 'ann' }, 'request', respond).then(
+      ({ status, headers, body }) => [status, headers['Retry-After'], JSON.parse(String(body)).type], (error: Error) => error.message)
+  const unavailable = [503, '1', 'urn:pg-idempotency:unavailable']
+  const unreachable = new pg.Pool({ host: '127.0.0.1', port: 1 })
+  assert.deepEqual(await answered(new Idempotency(unreachable)), unavailable)
+  for (const code of ['25006', '53100', '53200', '53300', '57P01', '57P03', '40001', '40P01']) assert.deepEqual(await answered(double(code)), unavailable, code)
+  for (const code of ['42501', '3D000', '28P01', 'ECONNREFUSED']) assert.equal(await answered(double(code)), code)
+  let tries = 0
+  const raise = (code: string) => async (): Promise<never> => { tries++; throw failed(code) }
+  assert.deepEqual(await answered(new MemoryIdempotency(), raise('40001')), unavailable)
+  assert.equal(tries, 5)
+  for (const code of ['25006', '53100', 'ECONNREFUSED']) assert.equal(await answered(new MemoryIdempotency(), raise(code)), code)
+  await unreachable.end()
+})
+
+test('a member that no response has is refused, and nothing is stored', async () => {
+  const double = new MemoryIdempotency()
+  for (const member of ['data', 'header', 'statusCode']) {
+    const options = { scope: 'ann', key: newKey() }
+    await assert.rejects(double.request(options, () => ({ status: 201, [member]: 'x' })),
+      new RegExp(`^TypeError: the handler returned a response with the member ${member}; its members are status, headers and body$`))
+    assert.equal(await double.lookup('ann', options.key), undefined)
   }
 })

@@ -8,7 +8,8 @@ from decimal import Decimal
 
 import pytest
 from asgi import CopiesScope, ask
-from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Header, HTTPException, Request, Response
+from fastapi import APIRouter, BackgroundTasks, Body, Depends, FastAPI, Header, HTTPException, Request, Response
+from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel
 
 from pg_idempotency import new_key
@@ -223,6 +224,18 @@ def test_a_guard_that_cannot_run_is_an_error(asynchronously):
         with pytest.raises(RuntimeError, match="bypasses the guard"):
             install(app, idem)
 
+        app, router, outer = FastAPI(), APIRouter(), APIRouter()
+
+        @Guard(scope=lambda request: "u")
+        @router.post("/above")
+        async def above_in_router():
+            raise AssertionError
+
+        outer.include_router(router)
+        app.include_router(outer)
+        with pytest.raises(RuntimeError, match="bypasses the guard"):
+            install(app, idem)
+
         app = FastAPI()
 
         @Guard(scope=lambda request: "u")
@@ -241,6 +254,27 @@ def test_a_guard_that_cannot_run_is_an_error(asynchronously):
         install(app, idem)
         assert "is not the endpoint of its route" in str((await ask(app, new_key())).escaped)
         assert "no install" in str((await ask(app, new_key(), path="/starlette")).escaped)
+
+    asynchronously(test)
+
+
+@pytest.mark.parametrize("of", ["router", "application"])
+def test_options_of_routers_hold_for_a_guarded_endpoint(asynchronously, of):
+    async def test(idem, pool):
+        app, router, runs = FastAPI(**({"default_response_class": PlainTextResponse} if of == "application" else {})), APIRouter(), []
+
+        @router.post("/o")
+        @Guard(scope=lambda request: "u")
+        async def place(request: Request, sku: str = Body(embed=True), count: int = Body(embed=True)):
+            runs.append(1)
+            await request.state.idempotency.tx.execute(AGAIN if len(runs) == 1 else "SELECT 1")
+            return f"{count} {sku}"
+
+        app.include_router(router, prefix="/p", **({"default_response_class": PlainTextResponse} if of == "router" else {}))
+        install(app, idem)
+        answer = await ask(app, new_key(), path="/p/o", body=order_of("pot", 2), headers=[JSON])
+        assert (answer.status, answer.body, len(runs)) == (200, b"2 pot", 2)
+        assert answer.headers["content-type"].startswith("text/plain")
 
     asynchronously(test)
 

@@ -13,6 +13,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from pg_idempotency import AsyncIdempotency, Idempotency, Response, ScopeMoving, core, new_key, shards
 from pg_idempotency.functions import make, render, scope_of, with_pinned_scope
 from pg_idempotency.http import Exchange, Guard, guarded
+from pg_idempotency.memory import MemoryIdempotency
 from pg_idempotency.shards import Server, Shards
 from pg_idempotency.runtimes import AsyncRuntime, SyncRuntime, run
 
@@ -385,3 +386,27 @@ def test_a_job_claims_again_where_no_connection_was_made(pool):
 
     idem = Idempotency(source)
     assert idem.job("connects", new_key(), lambda job: Response(200)).outcome == "new"
+
+
+@pytest.mark.parametrize("where, error, unavailable", [
+    ("claim", psycopg.errors.ReadOnlySqlTransaction("a standby"), True), ("claim", psycopg.errors.TooManyConnections("too many"), True),
+    ("claim", psycopg.errors.AdminShutdown("it ends"), True), ("claim", psycopg.OperationalError("connection refused"), True),
+    ("claim", PoolTimeout("no connection"), True), ("claim", psycopg.errors.InsufficientPrivilege("denied"), False),
+    ("handler", psycopg.errors.SerializationFailure("again"), True), ("handler", psycopg.errors.DeadlockDetected("again"), True),
+    ("handler", psycopg.errors.DiskFull("full"), False), ("handler", psycopg.OperationalError("of another server"), False)])
+def test_over_http_a_database_that_is_not_available_is_503(known, where, error, unavailable):
+    def respond(access):
+        raise error
+
+    idem = known(Idempotency, lambda conninfo: conninfo) if where == "claim" else MemoryIdempotency()
+    if where == "claim":
+        idem.core.servers.server.backend.answer = lambda scope: error
+    exchange = Exchange(idem, "POST", "/", [new_key()], None)
+    exchange.whole = True
+    try:
+        answer = run(guarded(exchange, Guard(scope=lambda request: "u"), None, lambda: "u", lambda: None, respond))
+    except psycopg.Error as raised:
+        assert raised is error and not unavailable
+    else:
+        assert unavailable and (answer.status, dict(answer.headers)["Retry-After"]) == (503, "1")
+        assert json.loads(answer.body)["type"] == "urn:pg-idempotency:unavailable"

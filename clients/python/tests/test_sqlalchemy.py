@@ -3,13 +3,14 @@
 import asyncio
 import threading
 import time
+from contextlib import suppress
 
 import psycopg
 import pytest
 import sqlalchemy
 from proxy import Proxy
 from sqlalchemy import Column, Text, create_engine, event, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, declarative_base, scoped_session, sessionmaker
 
@@ -108,6 +109,46 @@ def test_a_transaction_that_is_ended_by_hand_is_no_success(core, end):
     key = new_key()
     with pytest.raises(TransactionEnded):
         core.request("u", key, place)
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+@pytest.mark.parametrize("make", [None, sessionmaker()])
+def test_a_connection_that_commits_is_refused_before_that(engine, effects, make, swallowed):
+    """Otherwise its later work would be rolled back, and a retry would get the response."""
+    key, idem = new_key(), Idempotency(SQLAlchemy(engine, make))
+
+    def place(tx):
+        tx.execute(INSERT, {"name": key})
+        with suppress(TransactionEnded if swallowed else ()):
+            (tx.connection() if make else tx).get_transaction().commit()
+        with suppress(PendingRollbackError):
+            tx.execute(INSERT, {"name": key})
+        return Response(201)
+
+    for _ in range(2):
+        with pytest.raises(TransactionEnded):
+            idem.request("u", key, place)
+        assert effects(key) == 0
+    assert not idem.request("u", key, lambda tx: Response()).replayed
+
+
+def test_an_asynchronous_connection_that_commits_is_refused_before_that(database, effects):
+    async def main():
+        engine = create_async_engine("postgresql+asyncpg://", pool_size=1, max_overflow=0)
+
+        async def place(tx):
+            await tx.execute(INSERT, {"name": key})
+            await tx.run_sync(lambda connection: connection.get_transaction().commit())
+            return Response(201)
+
+        for _ in range(2):
+            with pytest.raises(TransactionEnded):
+                await AsyncIdempotency(SQLAlchemy(engine)).request("u", key, place)
+            assert effects(key) == 0
+        await engine.dispose()
+
+    key = new_key()
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_session_that_rolls_back_is_no_success(orm, effects):

@@ -205,6 +205,27 @@ def test_a_guard_that_cannot_run_is_an_error(asynchronously):
     asynchronously(test)
 
 
+def test_a_plugin_that_has_its_application_is_no_layer(asynchronously):
+    """It can be mounted there, so that the applications lead to each other."""
+    class Plugin:
+        routes = "of another kind"
+
+        def __init__(self, app):
+            self.app = app
+            app.mount("/plugin", self)
+
+        async def __call__(self, scope, receive, send):
+            await Response("plugin")(scope, receive, send)
+
+    async def test(idem, pool):
+        app = Starlette()
+        Plugin(app)
+        install(app, idem)
+        assert (await ask(app, path="/plugin/")).body == b"plugin"
+
+    asynchronously(test)
+
+
 # The sender
 
 

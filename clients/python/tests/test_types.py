@@ -50,10 +50,11 @@ starlette.install(Starlette(), AsyncIdempotency(""))
 
 
 def test_types(tmp_path):
+    """Of the package, too."""
     (tmp_path / "sample.py").write_text(SAMPLE)
-    source = str(Path(pg_idempotency.__file__).parents[1])
-    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", "--cache-dir",
-                           tmp_path / "cache", "sample.py"], cwd=tmp_path, env={**os.environ, "MYPYPATH": source},
+    package = Path(pg_idempotency.__file__).parent
+    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", "--cache-dir", os.devnull,
+                           package, "sample.py"], cwd=tmp_path, env={**os.environ, "MYPYPATH": str(package.parent)},
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

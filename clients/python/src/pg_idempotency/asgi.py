@@ -36,12 +36,17 @@ def install(app: Any, idempotency: AsyncIdempotency | Defaults) -> None:
     app.user_middleware.append(Middleware(IdempotencyMiddleware, idempotency=idempotency))
 
 
-def _endpoints(found: Any) -> Iterator[Any]:
-    """The endpoints of a route or an application, also behind layers, each of which has the next one as app."""
-    yield getattr(found, "endpoint", None)
-    for one in getattr(found, "routes", None) or (getattr(found, "app", None),):
-        if one is not None:
-            yield from _endpoints(one)
+def _endpoints(app: Any) -> Iterator[Any]:
+    """The endpoints of the routes of an application, also behind layers, each of which has the next one as app."""
+    queue, seen = [app], {}
+    while queue:
+        found = queue.pop()
+        if id(found) not in seen:
+            seen[id(found)] = found
+            yield getattr(found, "endpoint", None)
+            routes = getattr(found, "routes", None)
+            layer = getattr(found, "__dict__", {})          # original_router: of an included router in newer versions of FastAPI
+            queue += routes if routes and isinstance(routes, (list, tuple)) else [layer.get("app"), layer.get("original_router")]
 
 
 class IdempotencyMiddleware:

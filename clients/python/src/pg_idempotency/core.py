@@ -31,7 +31,7 @@ from .intervals import seconds
 from .keys import request_hash, step_key
 from .postgres import Session, connection_lost, pool_exhausted, scope_is_elsewhere
 from .shards import MOVE_WAIT, Server, Servers
-from .runtimes import Background, Runtime, maybe_await
+from .runtimes import ABORT_DELAY, Background, Runtime, maybe_await
 from .telemetry import TRACEPARENT, Progress, Telemetry
 from .transaction_handle import Unawaited
 
@@ -862,7 +862,8 @@ class Job:
                 return
             try:
                 # If the connection is silent, there is time for another.
-                await self._renewed("heartbeat", limit=max(1.0, min(ANSWER_LIMIT, (self._until - time.monotonic()) / 3)))
+                left = self._until - time.monotonic() - ABORT_DELAY
+                await self._renewed("heartbeat", limit=max(1.0, min(ANSWER_LIMIT, left / 3)))
             except (ClaimLost, ClaimNotFound):
                 return
             except Exception:

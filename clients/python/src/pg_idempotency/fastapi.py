@@ -57,6 +57,10 @@ class Guard(starlette.Guard):
         route: Any = request.scope.get("route")
         if not isinstance(route, APIRoute) or not leads_to(route.endpoint, called):
             raise RuntimeError(f"{called.__qualname__} has a guard for FastAPI, but is not the endpoint of its route")
+        # Newer ones merge the options of include_router() into another object.
+        merged = request.scope.get("fastapi", {}).get("effective_route_context")
+        if merged is not None and merged.original_route is route:
+            route = merged
         names = _names(inspect.signature(called))
         outer: Response = named[names[RESPONSE]]
 

@@ -10,6 +10,7 @@ Every name is qualified with the extension's schema, every argument is named
 and cast.  Documents are sent and read as text, so that no driver parses them
 in between.
 """
+# mypy: disable-error-code="empty-body"
 
 from __future__ import annotations
 
@@ -17,10 +18,11 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from datetime import date, datetime, time as clock_time, timedelta
 from decimal import Decimal
-from typing import Any, Concatenate, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast, get_args, overload
+from types import NoneType
+from typing import Any, Concatenate, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast, get_args, get_origin, overload
 from uuid import UUID
 
 P = ParamSpec("P")
@@ -417,14 +419,6 @@ def _call(cls: type[Any] | None, function: str, read: Callable[[Sequence[Row]], 
                                             if name != "self" and not name.endswith("_ms")])
 
 
-def _one(cls: type[T], function: str, given: Mapping[str, Any]) -> Statement[T]:
-    return _call(cls, function, lambda rows: _made(cls, rows[0]), given)
-
-
-def _many(cls: type[T], function: str, given: Mapping[str, Any]) -> Statement[list[T]]:
-    return _call(cls, function, lambda rows: [_made(cls, row) for row in rows], given)
-
-
 def _scalar(function: str, given: Mapping[str, Any]) -> Statement[Any]:
     return _call(None, function, _first, given)
 
@@ -433,12 +427,15 @@ def _first(rows: Sequence[Row]) -> Any:
     return _plain(rows[0][0])
 
 
-def _scalars(function: str, given: Mapping[str, Any]) -> Statement[Any]:
-    return _call(None, function, lambda rows: [row[0] for row in rows], given)
-
-
-def _nothing(function: str, given: Mapping[str, Any]) -> Statement[None]:
-    return _call(None, function, lambda rows: None, given)
+def _reader(result: Any) -> tuple[type[Any] | None, Callable[[Sequence[Row]], Any]]:
+    """The class of the rows of a function whose result is this, and how they are read."""
+    one, = get_args(result) if get_origin(result) is list else (result,)
+    cls = one if is_dataclass(one) else None
+    if one is not result:
+        return cls, lambda rows: [row[0] if cls is None else _made(cls, row) for row in rows]
+    if result is NoneType:
+        return None, lambda rows: None
+    return cls, _first if cls is None else lambda rows: _made(one, rows[0])
 
 
 def as_interval(name: str, value: Interval, ms: float | None) -> tuple[str, str, str | None]:
@@ -529,15 +526,26 @@ def _list(values: Sequence[T] | None) -> list[T] | None:
 
 
 class function(Generic[P, T]):
-    """A method that is written once: it returns a statement, and the class it
-    is called on performs it."""
+    """A method that is written once: it returns a statement, and the class it is called on performs it.  One without a
+    body calls the function of its name, with its arguments."""
 
-    def __init__(self, make: Callable[Concatenate[Any, P], Statement[T]]) -> None:
-        self.make = make
-        functools.update_wrapper(cast(Any, self), make)
-        signature = inspect.signature(make, eval_str=True)
+    def __init__(self, body: Callable[Concatenate[Any, P], Statement[T]]) -> None:
+        functools.update_wrapper(cast(Any, self), body)
+        signature = inspect.signature(body, eval_str=True)
+        result = get_args(signature.return_annotation)[0]
         # For help(): that of the method, and not of the function that makes its statement.
-        self.__signature__ = signature.replace(return_annotation=get_args(signature.return_annotation)[0])
+        self.__signature__ = signature.replace(return_annotation=result)
+        cls, read = _reader(result)
+        defaults = {name: one.default for name, one in signature.parameters.items()}
+
+        @functools.wraps(body)
+        def make(owner: Any, *args: P.args, **kwargs: P.kwargs) -> Statement[T]:
+            statement: Statement[T] | None = body(owner, *args, **kwargs)
+            if statement is None:
+                statement = _call(cls, f"idem_{body.__name__}", read, {**defaults, **dict(zip(defaults, (owner, *args))), **kwargs})
+            return statement
+
+        self.make = make
 
     @overload
     def __get__(self, instance: None, owner: Any) -> function[P, T]: ...
@@ -571,17 +579,14 @@ class Functions:
     @function
     def request_hash(self, method: str, path: str, body: str | bytes | None = None) -> Statement[bytes]:
         """The hash of a request.  A str is JSON, and is put into canonical form; bytes are taken as they are."""
-        return _scalar("idem_request_hash", locals())
 
     @function
     def canonical_json(self, document: Any) -> Statement[str]:
         """The document in canonical form, RFC 8785, as text."""
-        return _scalar("idem_canonical_json", locals())
 
     @function
     def key_is_valid(self, key: str) -> Statement[bool]:
         """Whether the server accepts this key for a new record."""
-        return _scalar("idem_key_is_valid", locals())
 
     # Request keys
 
@@ -603,7 +608,6 @@ class Functions:
                scopes: Sequence[str] | None = None, wait: Interval = None,
                wait_ms: float | None = None) -> Statement[list[ResumedClaim]]:
         """Take over claims that stored a request and that failed or whose lease has ended."""
-        return _many(ResumedClaim, "idem_resume", locals())
 
     @function
     def complete(self, scope: str, key: str, response_status: int, response_body: str | bytes | None = None,
@@ -620,39 +624,32 @@ class Functions:
                    lease: Interval = None, lease_ms: float | None = None,
                    claim_token: int | None = None) -> Statement[datetime]:
         """Record how far a claimed request has come, and renew its lease.  Returns when the lease ends."""
-        return _scalar("idem_checkpoint", locals())
 
     @function
     def heartbeat(self, scope: str, key: str, *, lease: Interval = None, lease_ms: float | None = None,
                   claim_token: int | None = None) -> Statement[datetime]:
         """Renew the lease of a claim.  Returns when the lease ends."""
-        return _scalar("idem_heartbeat", locals())
 
     @function
     def fail(self, scope: str, key: str, error: str | None = None,
              claim_token: int | None = None) -> Statement[bool]:
         """Give a claim up after a failure.  Its checkpoint stays, and the next claim is free to retry at once."""
-        return _scalar("idem_fail", locals())
 
     @function
     def release(self, scope: str, key: str, claim_token: int | None = None) -> Statement[bool]:
         """Give a claim up and delete its record, as if the key had never been claimed."""
-        return _scalar("idem_release", locals())
 
     @function
     def lookup(self, scope: str, key: str) -> Statement[Lookup]:
         """The record of a key; all attributes are None if there is none, as for a claim that has not committed yet."""
-        return _one(Lookup, "idem_lookup", locals())
 
     @function
     def forget(self, scope: str, key: str) -> Statement[bool]:
         """For administrators: delete the record of a key, so that the request can run again."""
-        return _scalar("idem_forget", locals())
 
     @function
     def erase(self, scope: str, key: str) -> Statement[bool]:
         """For administrators: delete the stored request and response, and keep the fact that the request ran."""
-        return _scalar("idem_erase", locals())
 
     @function
     def run(self, scope: str, key: str, handler: str, request: Any, *, ttl: Interval = None,
@@ -660,14 +657,12 @@ class Functions:
         """Claim, call the handler in the database, and store its response, in one statement.
 
         handler is a function of the database: 'place_order(jsonb)'."""
-        return _one(Ran, "idem_run", locals())
 
     @function
     def claim_many(self, scope: str, keys: Sequence[str], request_hashes: Sequence[bytes | None] | None = None, *,
                    ttl: Interval = None, ttl_ms: float | None = None, lease: Interval = None,
                    lease_ms: float | None = None) -> Statement[list[ClaimOfMany]]:
         """Claim many keys of a scope, as claim() does for one after another."""
-        return _many(ClaimOfMany, "idem_claim_many", locals())
 
     @function
     def complete_many(self, scope: str, keys: Sequence[str], response_statuses: Sequence[int],
@@ -675,56 +670,47 @@ class Functions:
                       response_headers: Sequence[Headers | JsonText | None] | None = None,
                       claim_tokens: Sequence[int | None] | None = None) -> Statement[list[CompletedOfMany]]:
         """Store the responses of many claimed requests, as complete() does for one after another."""
-        return _many(CompletedOfMany, "idem_complete_many", locals())
 
     # User actions
 
     @function
     def try_advance(self, user_id: str, entity_type: str, entity_id: str, action_id: int) -> Statement[Advance]:
         """Advance the version counter of a user and an entity if action_id is greater.  A stale call writes nothing."""
-        return _one(Advance, "idem_try_advance", locals())
 
     @function
     def toggle(self, user_id: str, entity_type: str, entity_id: str, action_type: str,
                action_id: int) -> Statement[Action]:
         """Flip an action of a user if action_id is greater than the counter.  Prefer set(): of its calls, the
         latest intent wins."""
-        return _one(Action, "idem_toggle", locals())
 
     @function
     def set(self, user_id: str, entity_type: str, entity_id: str, action_type: str, active: bool, action_id: int,
             excludes: Sequence[str] | None = None) -> Statement[Action]:
         """Set an action of a user if action_id is greater than the counter, so that the latest intent wins."""
-        return _one(Action, "idem_set", locals())
 
     @function
     def is_active(self, user_id: str, entity_type: str, entity_id: str, action_type: str) -> Statement[bool]:
         """Whether an action of a user on an entity is active."""
-        return _scalar("idem_is_active", locals())
 
     @function
     def action_states(self, user_id: str, entity_type: str,
                       entity_ids: Sequence[str]) -> Statement[list[ActionState]]:
         """The actions of a user on the entities of a page."""
-        return _many(ActionState, "idem_action_states", locals())
 
     @function
     def forget_user(self, user_id: str) -> Statement[int]:
         """For administrators: delete the version counters and actions of a user.  Returns how many rows."""
-        return _scalar("idem_forget_user", locals())
 
     @function
     def try_advance_many(self, user_ids: Sequence[str], entity_types: Sequence[str], entity_ids: Sequence[str],
                          action_ids: Sequence[int]) -> Statement[list[AdvanceOfMany]]:
         """Advance many version counters, as try_advance() does for one after another."""
-        return _many(AdvanceOfMany, "idem_try_advance_many", locals())
 
     @function
     def set_many(self, user_ids: Sequence[str], entity_types: Sequence[str], entity_ids: Sequence[str],
                  action_types: Sequence[str], actives: Sequence[bool],
                  action_ids: Sequence[int]) -> Statement[list[ActionOfMany]]:
         """Set many actions, as set() without excludes does for one after another."""
-        return _many(ActionOfMany, "idem_set_many", locals())
 
     # Client sequences
 
@@ -733,30 +719,25 @@ class Functions:
                    expected_version: int | None = None, allow_gaps: bool = True, wait: Interval = None,
                    wait_ms: float | None = None) -> Statement[Append]:
         """Append the events client_seq to client_seq + event_count - 1 of a client to an aggregate, once."""
-        return _one(Append, "idem_try_append", locals())
 
     @function
     def last_client_seq(self, aggregate: str, client_id: str) -> Statement[int]:
         """The last event of a client on an aggregate; 0 if there is none."""
-        return _scalar("idem_last_client_seq", locals())
 
     # Once
 
     @function
     def once(self, scope: str, token: str, *, ttl: Interval = None, ttl_ms: float | None = None) -> Statement[bool]:
         """Whether this is the first use of a token, such as the id of a message in the consumer's transaction."""
-        return _scalar("idem_once", locals())
 
     @function
     def once_many(self, scope: str, tokens: Sequence[str], *, ttl: Interval = None,
                   ttl_ms: float | None = None) -> Statement[list[str]]:
         """The tokens that are used for the first time, in their order."""
-        return _scalars("idem_once_many", locals())
 
     @function
     def once_at(self, scope: str, token: str) -> Statement[datetime | None]:
         """The time of the token's first use; None if it is unknown or has expired."""
-        return _scalar("idem_once_at", locals())
 
     # Outbox
 
@@ -783,47 +764,39 @@ class Functions:
                     topics: Sequence[str] | None = None, wait: Interval = None,
                     wait_ms: float | None = None) -> Statement[list[Message]]:
         """Take messages to deliver: commit, deliver, then acknowledge or refuse them before the lease ends."""
-        return _many(Message, "idem_outbox_take", locals())
 
     @function
     def outbox_ack(self, ids: Sequence[int]) -> Statement[int]:
         """Acknowledge delivered messages.  Returns how many had not been acknowledged before."""
-        return _scalar("idem_outbox_ack", locals())
 
     @function
     def outbox_nack(self, id: int, error: str | None = None, *, retry_after: Interval = None,
                     retry_after_ms: float | None = None,
                     attempt: int | None = None) -> Statement[Literal["pending", "dead", "lost"]]:
         """Refuse a message that could not be delivered.  Returns its state."""
-        return _scalar("idem_outbox_nack", locals())
 
     @function
     def outbox_requeue(self, ids: Sequence[int] | None = None) -> Statement[int]:
         """Make dead messages pending again: these, or all of them.  Returns how many."""
-        return _scalar("idem_outbox_requeue", locals())
 
     @function
     def outbox_extend(self, ids: Sequence[int], *, lease: Interval = None, lease_ms: float | None = None,
                       attempts: Sequence[int] | None = None) -> Statement[list[int]]:
         """Extend the leases of messages.  Returns the ids of the messages that are still held."""
-        return _scalars("idem_outbox_extend", locals())
 
     @function
     def outbox_release(self, ids: Sequence[int], attempts: Sequence[int] | None = None) -> Statement[int]:
         """Release messages without an attempt: they are available at once.  Returns how many."""
-        return _scalar("idem_outbox_release", locals())
 
     @function
     def outbox_blocked(self, max_lanes: int = 100) -> Statement[list[BlockedLane]]:
         """The keys whose due messages wait behind another message, and why."""
-        return _many(BlockedLane, "idem_outbox_blocked", locals())
 
     # Maintenance and monitoring
 
     @function
     def cleanup(self, batch_size: int | None = None) -> Statement[Cleanup]:
         """Delete one batch of expired keys, tokens and messages.  Returns how many."""
-        return _one(Cleanup, "idem_cleanup", locals())
 
     @function
     def take_expired(self, kind: Literal["keys", "tokens", "messages"],
@@ -835,32 +808,26 @@ class Functions:
     @function
     def grant(self, grantee: str) -> Statement[None]:
         """Give a role the functions that an application calls."""
-        return _nothing("idem_grant", locals())
 
     @function
     def grant_relay(self, grantee: str) -> Statement[None]:
         """Give a role the functions that a relay calls."""
-        return _nothing("idem_grant_relay", locals())
 
     @function
     def grant_monitor(self, grantee: str) -> Statement[None]:
         """Give a role the functions and views that monitoring reads."""
-        return _nothing("idem_grant_monitor", locals())
 
     @function
     def revoke(self, grantee: str) -> Statement[None]:
         """Take back what the grant functions gave to a role."""
-        return _nothing("idem_revoke", locals())
 
     @function
     def raise_claim_tokens(self, at_least: int) -> Statement[int]:
         """For administrators, after a restore or a promotion: give only claim tokens above at_least from now on."""
-        return _scalar("idem_raise_claim_tokens", locals())
 
     @function
     def repair_outbox(self) -> Statement[int]:
         """For administrators, after rows of the outbox were changed by hand: repair its order.  Returns how many."""
-        return _scalar("idem_repair_outbox", locals())
 
     @function
     def stats(self) -> Statement[dict[str, Any]]:
@@ -872,27 +839,22 @@ class Functions:
     @function
     def stats_reset(self) -> Statement[None]:
         """Set the counters of this database to zero."""
-        return _nothing("idem_stats_reset", locals())
 
     @function
     def metrics(self) -> Statement[str]:
         """The metrics of this database, as OpenMetrics 1.0 text."""
-        return _scalar("idem_metrics", locals())
 
     @function
     def metric_samples(self) -> Statement[list[MetricSample]]:
         """The metrics of this database, a sample each."""
-        return _many(MetricSample, "idem_metric_samples", locals())
 
     @function
     def health(self) -> Statement[list[Check]]:
         """The health of this database, a check each."""
-        return _many(Check, "idem_health", locals())
 
     @function
     def abandoned(self, *, older_than: Interval = None, older_than_ms: float | None = None) -> Statement[list[AbandonedClaim]]:
         """Abandoned claims, the oldest first."""
-        return _many(AbandonedClaim, "idem_abandoned", locals())
 
 
 class SyncFunctions(Functions):

@@ -22,12 +22,13 @@ from typing import Any
 
 from .client import Defaults, chosen
 from .comparison import MAX_COMPARED, NO_JSON, Fingerprint, form_keys, hash_of_body, is_form, left_out
-from .core import Response, Result, problem, stores
+from .core import RETRIED, Response, Result, problem, stores
 from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid,
                      KeyReused, RateLimited, ScopeMoving, TimedOut, from_error, sqlstate)
 from .functions import Interval, Statement
 from .handlers import timeout_seconds
 from .keys import request_hash, request_hasher
+from .postgres import connection_lost, pool_exhausted
 from .runtimes import maybe_await
 
 STORED_HEADERS = ("Content-Type", "Content-Encoding", "Content-Language", "Content-Disposition", "Location", "ETag",
@@ -43,6 +44,8 @@ DURATION = re.compile(r"^[^-]*\d[^-]*$")
 MAX_KEY = 255
 MAX_SCOPE = 512
 """Bytes that the server takes."""
+UNAVAILABLE = re.compile("25006|53|57P0")
+"""The SQLSTATEs of a server that is a standby, lacks resources, or is shutting down or starting."""
 GUARD = "pg_idempotency_guard"
 """The guard of an endpoint; decorators above it pass the attribute on."""
 BARE_ENDPOINT = "pg_idempotency_has_a_guard"
@@ -415,7 +418,14 @@ def _refused(error: BaseException, was_raised: bool, guard: Guard) -> Answer | N
     if isinstance(error, IdempotencyError):
         return None if was_raised and not isinstance(error, ANSWERED) else _refusal(error, guard)
     found = from_error(error) if type(error).__module__.startswith(("psycopg", "sqlalchemy", "django.db")) else None
-    return _refusal(found, guard) if isinstance(found, ActionIdAhead) else None
+    if isinstance(found, ActionIdAhead):
+        return _refusal(found, guard)
+    state = sqlstate(error)
+    if state in RETRIED or not was_raised and (UNAVAILABLE.match(state or "") or connection_lost(error) or pool_exhausted(error)):
+        logging.getLogger("pg_idempotency").error("the database is not available: 503 was sent", exc_info=error)
+        return _answer(problem("unavailable", "Service unavailable", 503, "The database is not available. Retry with the same key."),
+                       ("Retry-After", "1"))
+    return None
 
 
 async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Callable[[], Any],

@@ -311,10 +311,10 @@ def _written(value: Any, space: str = "", order: Callable[[str], tuple[int, byte
             return number(value)
         if isinstance(value, dict):
             texts = {write(name): name for name in value}        # or an error, before they are sorted
-            return "{" + f",{space}".join(f"{text}:{space}{write(value[name])}" for text, name in
-                                          sorted(texts.items(), key=lambda item: order(item[1]))) + "}"
+            members = sorted(texts.items(), key=lambda item: order(item[1]))
+            return "{" + f",{space}".join([f"{text}:{space}{write(value[name])}" for text, name in members]) + "}"
         if isinstance(value, list):
-            return "[" + f",{space}".join(map(write, value)) + "]"
+            return "[" + f",{space}".join([write(one) for one in value]) + "]"
         return _storable(json.dumps(value, ensure_ascii=False))
 
     return write(value)

@@ -20,6 +20,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from .adapter import AdapterSession
+from .errors import TransactionEnded
 from .postgres import OpenedSession
 from .runtimes import maybe_await
 
@@ -66,6 +67,7 @@ class SQLAlchemySession(AdapterSession):
         self.is_async = hasattr(connection, "sync_connection")
         self._transaction: Any = None
         self._link: Any = None
+        self._commits = self._has_refused = False
 
     @property
     def open(self) -> bool:                 # type: ignore[override]
@@ -73,9 +75,12 @@ class SQLAlchemySession(AdapterSession):
 
     async def _begin(self) -> Any:
         self._transaction = await maybe_await(self._connection.begin())
-        driver = getattr(self._connection, "sync_connection", self._connection).connection.dbapi_connection
+        own_connection = getattr(self._connection, "sync_connection", self._connection)
+        driver = own_connection.connection.dbapi_connection
         if getattr(driver, "autocommit", False):
             raise TypeError("the engine's isolation level is AUTOCOMMIT: a request or job needs a transaction")
+        self._commits = self._has_refused = False
+        event.listen(own_connection, "commit", self._check_commit)
         make = self._source.make_session
         if not make:
             return self._connection
@@ -92,6 +97,11 @@ class SQLAlchemySession(AdapterSession):
         event.listen(own, "after_begin", self._check_connection)
         return session
 
+    def _check_commit(self, connection: Any) -> None:
+        if not self._commits:
+            self._has_refused = True
+            raise TransactionEnded("the client ends the transaction: return a response to commit, or raise an error to roll back")
+
     def _check_connection(self, session: Any, transaction: Any, connection: Any) -> None:
         if connection.connection.dbapi_connection is not self._link:
             raise TypeError("the session has chosen another connection than the transaction's, by binds, get_bind() or "
@@ -105,6 +115,7 @@ class SQLAlchemySession(AdapterSession):
         return self._connection
 
     def _commit(self) -> Any:
+        self._commits = True
         return self._transaction.commit()
 
     async def _rollback(self) -> None:
@@ -114,6 +125,8 @@ class SQLAlchemySession(AdapterSession):
         if self._connection.in_transaction():
             await maybe_await(self._connection.rollback() if hasattr(self._connection, "rollback")
                               else self._transaction.rollback())
+        elif self._has_refused:             # SQLAlchemy has ended the transaction, and not taken it from the connection
+            await maybe_await(self._transaction.rollback())
         # After an error before COMMIT was sent, as of a listener, SQLAlchemy takes the transaction for ended.
         driver = self._driver()
         if driver is not None and (driver.is_in_transaction() if hasattr(driver, "is_in_transaction") else driver.info.transaction_status):
