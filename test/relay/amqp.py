@@ -215,13 +215,13 @@ def stuck(world):
     listener = socket.create_server(('127.0.0.1', 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
     gate = Gate(listener, lambda: socket.create_connection(('127.0.0.1', broker.port)), from_client=True)
-    running = world.relay('--r.sink=amqp', '--r.topics=*', '--r.timeout=2s',
+    running = world.relay('--r.sink=amqp', '--r.topics=*', '--r.timeout=4s',
                           '--r.url=amqp://guest:guest@127.0.0.1:%d/%%2f' % listener.getsockname()[1]).started()
     world.publish('orders', '1')
     world.all_acked(1)
     gate.opened.clear()
-    world.publish('orders', '"%s"' % ('x' * 15000000))
-    until('it is given up', lambda: 'is deferred for' in running.said(), 15)
+    world.publish('orders', '"%s"' % ('x' * 8000000))
+    until('it is given up', lambda: 'is deferred for' in running.said(), 25)
     gate.opened.set()
     world.all_acked(2, 60)
     equal('the status', running.stop(), 0)
