@@ -46,18 +46,18 @@ def inherits_nothing(world):
 
 def dies_alone(world):
     """A bad payload is dead after its attempts; nothing else waits for it."""
-    with world.setting('outbox_max_attempts', 2):
+    with world.setting('outbox_max_attempts', 4):
         bad = world.publish('t', '"bad"', 'k1')
         world.publish('t', '"good"', 'k1')
-        relay = world.relay('--c.sink=command', '--c.topics=*',
-                            '--c.command=if grep -q bad; then echo one >&2; echo "not this one" >&2; exit 1; fi').started()
         for n in range(20):
             world.publish('t', '"good"', 'k%d' % (n + 2))
+        relay = world.relay('--c.sink=command', '--c.topics=*',
+                            '--c.command=if grep -q bad; then echo one >&2; echo "not this one" >&2; exit 1; fi').started()
         until('the others are delivered', lambda: world.states() == {'acked': 20, 'pending': 2}, 10)
         until('it is dead', lambda: world.states() == {'acked': 21, 'dead': 1})
         equal('the message', world.outbox(bad),
-              ('dead', 2, False, 'the command ended with status 1: not this one'))
-        until('the relay reports it', lambda: bad + ' of topic "t" is dead after attempt 2: the command' in relay.said())
+              ('dead', 4, False, 'the command ended with status 1: not this one'))
+        until('the relay reports it', lambda: bad + ' of topic "t" is dead after attempt 4: the command' in relay.said())
         equal('the status', relay.stop(), 0)
 
 

@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
+from proxy import Proxy
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from pg_idempotency import AsyncIdempotency, Idempotency, Response, ScopeMoving, core, new_key, shards
+from pg_idempotency import AsyncIdempotency, Idempotency, NotInstalled, Response, ScopeMoving, TimedOut, core, new_key, shards
 from pg_idempotency.functions import make, render, scope_of, with_pinned_scope
 from pg_idempotency.http import Exchange, Guard, guarded
 from pg_idempotency.memory import MemoryIdempotency
@@ -30,6 +31,9 @@ class Backend:
     @asynccontextmanager
     async def session(self):
         yield self
+
+    async def abort(self):
+        pass
 
     async def perform(self, statement):
         scope = statement.arguments[0].value
@@ -292,6 +296,26 @@ def test_a_handler_holds_a_connection_of_router_and_shard(database):
             for call in (one.stats, lambda: many.once("a", "x")):
                 with pytest.raises(RuntimeError, match="second connection"):
                     call()
+
+
+def test_a_router_that_does_not_answer_holds_no_request(database, monkeypatch):
+    """Its connection is closed when the time limit is over, so that a pool of one goes on."""
+    monkeypatch.setattr(shards, "ROUTER_LIMIT", 1)
+    monkeypatch.setattr("pg_idempotency.runtimes.ABORT_DELAY", 0.5)
+    monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.5)
+    proxy = Proxy()
+    with ConnectionPool(proxy.conninfo, min_size=1, max_size=1) as pool:
+        servers = Idempotency(pool, shards=lambda conninfo: None).core.servers
+        proxy.silence, began = b"idem_shard", time.monotonic()
+        end = threading.Timer(20, proxy.close)
+        end.start()
+        with pytest.raises(TimedOut, match="within 1 s"):
+            run(servers.server_of("a", began + 10))
+        with pytest.raises(NotInstalled):                   # the database is no router
+            run(servers.server_of("a", began + 10))
+        assert time.monotonic() - began < 9
+    end.cancel()
+    proxy.close()
 
 
 def test_a_job_is_cancelled_at_once_while_its_scope_is_moving(asynchronously):

@@ -31,7 +31,7 @@ from .intervals import seconds
 from .keys import request_hash, step_key
 from .postgres import Session, connection_lost, pool_exhausted, scope_is_elsewhere
 from .shards import MOVE_WAIT, Server, Servers
-from .runtimes import ABORT_DELAY, Background, Runtime, maybe_await
+from .runtimes import ABORT_DELAY, Background, Runtime, answered, maybe_await
 from .telemetry import TRACEPARENT, Progress, Telemetry
 from .transaction_handle import Unawaited
 
@@ -308,23 +308,7 @@ class Core:
             return found
 
     async def _answered(self, session: Session, send: Callable[[], Any], limit: float | None) -> Any:
-        """The server's answer.  If there is none within the limit, close the connection and raise TimedOut."""
-        silent = False
-
-        async def abort() -> bool | None:
-            nonlocal silent
-            silent = True
-            return await session.abort()
-
-        try:
-            found = await self.runtime.bounded(send, limit, abort)
-        except Exception as error:
-            if silent:
-                raise TimedOut(f"the server did not answer within {limit:g} s") from error
-            raise
-        if silent:
-            raise TimedOut(f"the server did not answer within {limit:g} s")
-        return found
+        return await answered(self.runtime, send, limit, session.abort)
 
     async def _open(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None,
                     repeats: bool = True, wait_for_move: bool = True) -> tuple[SessionLease, Any]:

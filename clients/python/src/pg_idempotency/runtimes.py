@@ -20,6 +20,8 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from .errors import TimedOut
+
 T = TypeVar("T")
 LOG = logging.getLogger("pg_idempotency")
 THREAD = "pg_idempotency"
@@ -293,6 +295,26 @@ class SyncRuntime:
             return await maybe_await(work())
         finally:
             _watchdog.remove(watched)
+
+
+async def answered(runtime: Runtime, send: Callable[[], Any], limit: float | None, abort: Abort) -> Any:
+    """The server's answer.  If there is none within the limit, close the connection with abort() and raise TimedOut."""
+    silent = False
+
+    async def end() -> Any:
+        nonlocal silent
+        silent = True
+        return await abort()
+
+    try:
+        found = await runtime.bounded(send, limit, end)
+    except Exception as error:
+        if silent:
+            raise TimedOut(f"the server did not answer within {limit:g} s") from error
+        raise
+    if silent:
+        raise TimedOut(f"the server did not answer within {limit:g} s")
+    return found
 
 
 class _Task:

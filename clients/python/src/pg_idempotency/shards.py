@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from .errors import IdempotencyError, ScopeMoving, restated, sqlstate
 from .functions import Statement, find_shard, pin_scope, shard_of, with_pinned_scope
 from .postgres import Backend, connection_lost
-from .runtimes import Runtime, maybe_await
+from .runtimes import Runtime, answered, maybe_await
 
 T = TypeVar("T")
 ROUTER_SCHEMA = "idempotency"
@@ -26,6 +26,8 @@ DEFAULT_WAITERS = 5
 MAX_KNOWN_SCOPES = 10_000
 MOVE_WAIT = 10.0
 """How many seconds a call waits for the end of a move."""
+ROUTER_LIMIT = 30.0
+"""How many seconds the router has for an answer."""
 TRIES = 3
 UNDEFINED = {"42883", "42P01"}
 """undefined_function and undefined_table."""
@@ -143,7 +145,8 @@ class Shards(Servers):
         while True:
             try:
                 async with self.server.backend.session() as session:
-                    found: str = await session.perform(question(scope))
+                    found: str = await answered(self._runtime, lambda: session.perform(question(scope)),
+                                                ROUTER_LIMIT, session.abort)
                     return found
             except Exception as error:
                 left = until - time.monotonic()
