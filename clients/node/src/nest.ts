@@ -71,7 +71,7 @@ class Outermost implements NestInterceptor {
     if (context.getType() !== 'http') return next.handle()
     const [route, { name, prototype }] = [context.getHandler(), context.getClass()]
     // Also called for routes without the guard.
-    if (!Reflect.getMetadata(ROUTE, route) && guarded.some(([target, method]) => target.isPrototypeOf(prototype) && prototype[method] === route)) {
+    if (!Reflect.getMetadata(ROUTE, route) && guarded.some(([target, method]) => prototype instanceof target.constructor && prototype[method] === route)) {
       throw new TypeError(`${name}.${route.name}() is not guarded: it replaces a guarded method, and needs @Idempotent(), too`)
     }
     const fail = async (error: unknown): Promise<void> => failures.get(context.getArgByIndex(0))?.(error)
