@@ -214,13 +214,16 @@ export function checkedCount(value: number | undefined, name: string): void {
   }
 }
 
+/** The members of a Result that a response does not have. A handler can return the Result of another client. */
+const RESULT = new Set(['outcome', 'replayed', 'stored'])
+
 function checked(response: unknown, who: string): Response {
   const status = (response as Response | undefined)?.status
   if (typeof status !== 'number' || !Number.isInteger(status) || status < 100 || status > 599) {
     throw new TypeError(`${who} must return a response: an object with a status, and optionally headers and a body`)
   }
   const { status: _, headers, body, ...others } = response as { status: number; headers?: unknown; body?: unknown }
-  const [other] = Object.keys(others)
+  const other = Object.entries(others).find(([name, value]) => value !== undefined && !RESULT.has(name))?.[0]
   if (other !== undefined) throw new TypeError(`${who} returned a response with the member ${other}; its members are status, headers and body`)
   if (typeof body !== 'string' && !(body instanceof Uint8Array) && body !== undefined && body !== null) {
     throw new TypeError(`${who} returned a body that is not a string or a Buffer, but a ${describe(body)}; JSON.stringify() makes a string ` +

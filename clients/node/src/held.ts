@@ -21,6 +21,9 @@ export interface Attempt {
   answer(response: Response): void
 }
 
+/** A run that an outer interceptor has left does not refuse the response of the next run. */
+const latest = new WeakMap<ServerResponse, HeldResponse>()
+
 export abstract class HeldResponse {
   /** Between the first run of a handler and restore(). */
   #isHeld = false
@@ -35,6 +38,7 @@ export abstract class HeldResponse {
 
   /** late has the objects with those of their methods that send or change the response, or the usual ones. */
   constructor(readonly raw: ServerResponse, readonly route: string, readonly late: readonly (readonly [object, (readonly string[])?])[]) {
+    latest.set(raw, this)
     allowSuccess(raw)
   }
 
@@ -97,7 +101,7 @@ export abstract class HeldResponse {
   restore(): void {
     if (this.#isHeld) this.reset()
     this.#isHeld = false
-    if (this.isUndone()) refuseSuccess(this.raw, this.route)
+    if (this.isUndone() && latest.get(this.raw) === this) refuseSuccess(this.raw, this.route)
     this.isUndone = () => false
     if (!this.#done) this.#ignoreLate()
     this.#done = true

@@ -408,10 +408,12 @@ export const allowSuccess = (response: ServerResponse): void => refusals.get(res
 /** If the application, such as its error handler, answers 2xx although the work was rolled back, send 500 instead. */
 export function refuseSuccess(response: ServerResponse, route: string): void {
   const names = ['writeHead', 'flushHeaders', 'write', 'end', '_storeHeader']
-  const undo = overrides(response, names)
+  const { stream } = response as { stream?: any }
+  const respond = stream?.respond as ((...given: unknown[]) => unknown) | undefined
+  const undo = [overrides(response, names), overrides(stream ?? {}, ['respond'])]
   refusals.set(response, () => {
     refusals.delete(response)
-    undo()
+    for (const one of undo) one()
   })
   const target = response as unknown as Record<string, (...given: unknown[]) => unknown>
   const { writeHead, end, _storeHeader: storeHeader } = target
@@ -437,7 +439,14 @@ export function refuseSuccess(response: ServerResponse, route: string): void {
     return writeHead!.call(response, 500)
   }
   // Middleware that wrapped writeHead() before us can still change the status.
-  if (storeHeader) target['_storeHeader'] = (line, headers) => storeHeader.call(response, String(line).replace(/ 2\d\d .*/, ' 500 Internal Server Error'), headers)
+  if (storeHeader) target['_storeHeader'] = (line, headers) => {
+    const made = String(line).replace(/ 2\d\d .*/, ' 500 Internal Server Error')
+    // Otherwise Node would not send the body that this head promises in place of a 204.
+    if (made !== line) Object.assign(response, { statusCode: 500, _hasBody: response.req.method !== 'HEAD' })
+    return storeHeader.call(response, made, headers)
+  }
+  if (respond) stream.respond = (headers: Headers, options: unknown) =>
+    respond.call(stream, /^2/.test(String(headers[':status'])) ? { ...headers, ':status': 500 } : headers, options) as unknown
   for (const name of ['flushHeaders', 'write', 'end']) {
     const real = target[name]!
     target[name] = (...given) => {
@@ -445,7 +454,7 @@ export function refuseSuccess(response: ServerResponse, route: string): void {
       // Over HTTP/2, end() calls write().
       if (body === undefined || isEnding) return real.apply(response, given)
       isEnding = !isEnded
-      if (isEnding) end!.call(response, body)
+      if (isEnding) end!.call(response, body, ...given.filter((one) => typeof one === 'function'))
       isEnding = false
       isEnded = true
       return name === 'write' ? true : response

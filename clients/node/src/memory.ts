@@ -14,7 +14,7 @@ import { Idempotency, type Options, type Response } from './client.js'
 import { ClaimLost, ClaimNotFound, KeyInvalid, TransactionEnded } from './errors.js'
 import {
   statements,
-  type Claim, type Core, type Lease, type Lookup, type Message, type RequestIdentity, type Row, type Statements, type Ttl, type Wait,
+  type Claim, type ClaimOptions, type Core, type Lease, type Lookup, type Message, type Row, type Statements,
 } from './functions.js'
 import { requestHashOfBytes } from './keys.js'
 import { tracedHeaders } from './observe.js'
@@ -131,7 +131,7 @@ class Table<V> {
   }
 }
 
-interface KeyRow extends Lookup { token: bigint; claimedBy: MemoryTransaction | undefined }
+interface KeyRow extends Lookup { token: bigint; claimedBy: MemoryTransaction | undefined; hasRequest: boolean }
 interface MessageRow extends Message {
   availableAt: number
   state: 'pending' | 'acked' | 'dead'
@@ -348,7 +348,7 @@ class Memory {
 
   constructor(readonly handlers: Record<string, MemoryHandler>) {}
 
-  async #claim(tx: MemoryTransaction, scope: string, key: string, options: RequestIdentity & Ttl & Wait & Lease): Promise<Claim> {
+  async #claim(tx: MemoryTransaction, scope: string, key: string, options: ClaimOptions): Promise<Claim> {
     const id = idOfKey(scope, key)
     const hash = 'method' in options ? hashed(options.method, options.path, options.body, options.without)
       : options.requestHash ? Buffer.from(options.requestHash) : null
@@ -380,6 +380,7 @@ class Memory {
           }),
           state: 'started', token: ++this.#tokens, attempt: (row?.attempt ?? 0) + 1, requestHash: row?.requestHash ?? hash, error: null,
           expiresAt: new Date(now + ttl), leaseExpiresAt: new Date(Math.min(now + lease, now + ttl)), claimedBy: tx,
+          hasRequest: (row?.hasRequest ?? false) || options.request != null,
         }
         this.#keys.set(tx, id, made)
         return claimed('new', made)
@@ -461,7 +462,7 @@ class Memory {
         if (row.state === 'completed' || row.state === 'erased') return false
         self.#started(row)
         self.#keys.set(tx, idOf(scope, key), {
-          ...row, state: 'completed', completedAt: new Date(), leaseExpiresAt: null, responseStatus: status,
+          ...row, state: 'completed', completedAt: new Date(), leaseExpiresAt: null, responseStatus: status, hasRequest: false,
           responseHeaders: parsed(headers) as Headers | null,
           responseBody: typeof body === 'string' ? text(body, 'body') : null,
           responseBytes: body instanceof Uint8Array ? Buffer.from(body) : null,
@@ -495,7 +496,7 @@ class Memory {
       async lookup(scope, key) {
         const row = self.#found(tx, scope, key)
         if (!row || row.expiresAt.getTime() <= Date.now()) return undefined
-        const { token: _, claimedBy: __, ...shown } = row
+        const { token: _, claimedBy: __, hasRequest: ___, ...shown } = row
         return shown
       },
       async forget(scope, key) {
@@ -505,10 +506,10 @@ class Memory {
       },
       async erase(scope, key) {
         const row = await self.#locked(tx, scope, key)
-        if (!row || (row.state !== 'completed' && row.error === null && row.recoveryStateText === null)) return false
+        if (!row || (row.state !== 'completed' && row.error === null && row.recoveryStateText === null && !row.hasRequest)) return false
         self.#keys.set(tx, idOf(scope, key), {
           ...row, state: row.state === 'completed' ? 'erased' : row.state, responseHeaders: null, responseBody: null,
-          responseBytes: null, error: null, recoveryState: null, recoveryStateText: null,
+          responseBytes: null, error: null, recoveryState: null, recoveryStateText: null, hasRequest: false,
         })
         return true
       },

@@ -69,6 +69,11 @@ class Outermost implements NestInterceptor {
 
   intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
     if (context.getType() !== 'http') return next.handle()
+    const [route, { name, prototype }] = [context.getHandler(), context.getClass()]
+    // Also called for routes without the guard.
+    if (!Reflect.getMetadata(ROUTE, route) && guarded.some(([target, method]) => prototype instanceof target.constructor && prototype[method] === route)) {
+      throw new TypeError(`${name}.${route.name}() is not guarded: it replaces a guarded method, and needs @Idempotent(), too`)
+    }
     const fail = async (error: unknown): Promise<void> => failures.get(context.getArgByIndex(0))?.(error)
     return next.handle().pipe(tap({ unsubscribe: () => void fail(left) }), catchError((error: unknown) => fail(error).then(() => { throw error })))
   }
@@ -122,11 +127,7 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
     const answer = await answerOf(client, {
       method: request.method, path: request.originalUrl, key: keyOf(request), ...body, native: request, scope: () => settings.scope(request),
     }, settings, kind, held, {
-      snapshot() {
-        check()
-        const again = snapshotOf(request)
-        return () => again().then(check)
-      },
+      snapshot: () => { check(); const again = snapshotOf(request); return () => again().then(check) },
       async handler(fail, isFinished) {
         begin()
         // Otherwise an exception filter would answer for a value that is no JSON.
@@ -142,8 +143,8 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
       },
       over: () => { takeBack(); over() },
     })
-    failures.delete(request)
     if (hasLeft || (outer.closed && !isEmitted)) return
+    failures.delete(request)
     const isRefused = isRefusal(answer)
     if (!isEmitted) {
       if (isRefused) {
@@ -184,11 +185,10 @@ function answersItself(target: object, name: string | symbol): boolean {
 /** Guards a route as a request in one transaction, or with { job: true } as a job. */
 export function Idempotent(own: RouteOptions = {}): MethodDecorator {
   routeOptions<RouteOptions & HttpOptions<any>>({ scope: () => '' }, own, 'job', 'bodyLimit')
-  const apply = applyDecorators(SetMetadata(ROUTE, own), UseInterceptors(IdempotencyInterceptor))
   return (target, name, descriptor) => {
     if ((name as unknown) === undefined) throw new TypeError(`@Idempotent() is for methods, and not for the class ${String((target as { name?: unknown }).name)}`)
     if (answersItself(target, name)) throw new TypeError(`${String(name)}() is guarded, and must not use @Res() or @Next(): return the response, or use @Res({ passthrough: true })`)
-    apply(target, name, descriptor as TypedPropertyDescriptor<any>)
+    applyDecorators(SetMetadata(ROUTE, own), UseInterceptors(IdempotencyInterceptor))(target, name, descriptor as TypedPropertyDescriptor<any>)
     guarded.push([target, String(name)])
   }
 }

@@ -330,6 +330,39 @@ for (const [framework, open] of frameworks) {
   })
 }
 
+test('if middleware sends 204 for work that was rolled back, a whole 500 is sent, and the callbacks of the error handler are called', async () => {
+  for (const express of [express5, express4]) {
+    const app = (express as any)()
+    app.use((_req: any, res: any, next: () => void) => {
+      const { writeHead } = res
+      res.writeHead = (_: number, ...given: unknown[]) => writeHead.call(res, 204, ...given)
+      next()
+    })
+    const guarded = idempotent<any>(new MemoryIdempotency() as Client<any>, { scope })
+    app.post('/fails', guarded((_req, res: any) => res.status(500).json({ sorry: true })))
+    for (const method of ['write', 'end']) app.post(`/${method}`, guarded(() => { throw new Error(method) }))
+    const called: string[] = []
+    app.use(({ message }: Error, _req: any, res: any, _next: any) => { res.status(200)[message]('hello', () => called.push(message)) })
+    const server = await new Promise<any>((resolve) => { const made = app.listen(0, '127.0.0.1', () => resolve(made)) })
+    try {
+      const post = async (path: string): Promise<unknown[]> => {
+        const answer = await fetch(`http://127.0.0.1:${server.address().port}/${path}`, { method: 'POST', headers: { 'Idempotency-Key': key() }, signal: AbortSignal.timeout(4000) })
+        return [answer.status, await answer.text()]
+      }
+      assert.deepEqual(await post('fails'), [500, '{"sorry":true}'])
+      for (const method of ['write', 'end']) {
+        const [status, text] = await post(method)
+        assert.deepEqual([status, JSON.parse(String(text)).type], [500, 'urn:pg-idempotency:rolled-back'])
+      }
+      for (let tries = 0; called.length < 2 && tries < 1000; tries++) await sleep(10)
+      assert.deepEqual(called, ['write', 'end'])
+    } finally {
+      server.close()
+      server.closeAllConnections()
+    }
+  }
+})
+
 test('a success is always stored, and by default a refusal of the sender never', async () => {
   for (const client of [world.client(), new MemoryIdempotency()] as Client<any>[]) {
     const run = (status: number, name: string, store?: (status: number) => boolean): Promise<Result> =>

@@ -218,6 +218,16 @@ test('the double ends a call as the server does', async () => {
       return [...found, await client.complete('s', one, 200, { claimToken }), (await client.claim('s', one)).recoveryPoint]
     },
     async (client) => {
+      const [claimed, completed] = [key(), key()]
+      await client.claim('s', claimed, { request: { a: 1 } })
+      const found = [await client.erase('s', claimed), await client.erase('s', claimed), Object.keys((await client.lookup('s', claimed))!).sort()]
+      const { claimToken } = await client.claim('s', completed, { request: {} })
+      await client.fail('s', completed, { claimToken })
+      const again = await client.claim('s', completed)
+      found.push(await client.erase('s', completed), await client.complete('s', completed, 200, { claimToken: again.claimToken }))
+      return [...found, await client.erase('s', completed)]
+    },
+    async (client) => {
       const user = key()
       await client.set(user, 'post', '1', 'like', true, 1)
       return [await end(client, () => client.set(user, 'post', '1', 'like', null as never, 2)), await client.set(user, 'post', '1', 'like', false, 2)]

@@ -852,6 +852,12 @@ test('Fastify over HTTP/2, and inject(): a body without Content-Length is compar
   await app.register(idempotency, { client: idem, scope })
   app.post('/', { config: { idempotency: true } }, async (request: any) => ({ raw: String(request.rawBody) }))
   app.post('/throws', { config: { idempotency: true } }, async () => { throw new Error('no') })
+  app.post('/fails', { config: { idempotency: true } }, async (_request, reply) => reply.code(503).send({ sorry: true }))
+  let wrapped: number | undefined
+  app.addHook('onRequest', async (_request, { raw }) => {
+    const { writeHead } = raw as any
+    if (wrapped) raw.writeHead = (_: number, ...given: unknown[]) => writeHead.call(raw, wrapped, ...given)
+  })
   app.setErrorHandler((_error, _request, reply) => { void reply.code(200).send({ all: 'well' }) })
   await app.listen({ port: 0, host: '127.0.0.1' })
   const session = connect(`http://127.0.0.1:${(app.server.address() as AddressInfo).port}`)
@@ -871,8 +877,11 @@ test('Fastify over HTTP/2, and inject(): a body without Content-Length is compar
     }
     assert.deepEqual(await ask('{"a":1}'), [200, '{"raw":"{\\"a\\":1}"}'])
     assert.equal((await ask('{"a":2}'))[0], 422)
-    const [status, text] = await ask('{}', '/throws')
-    assert.deepEqual([status, JSON.parse(text).type], [500, 'urn:pg-idempotency:rolled-back'])
+    for (wrapped of [undefined, 200, 204]) {
+      const [status, text] = await ask('{}', '/throws')
+      assert.deepEqual([status, JSON.parse(text).type], [500, 'urn:pg-idempotency:rolled-back'])
+      assert.deepEqual(await ask('{}', '/fails'), [wrapped ? 500 : 503, '{"sorry":true}'])
+    }
   } finally {
     session.close()
     await app.close()

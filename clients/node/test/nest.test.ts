@@ -11,7 +11,7 @@ import {
 import { APP_INTERCEPTOR, NestFactory, Reflector, type AbstractHttpAdapter } from '@nestjs/core'
 import { FileInterceptor } from '@nestjs/platform-express'
 import { FastifyAdapter } from '@nestjs/platform-fastify'
-import { catchError, delay, from, map, mergeMap, of, retry, timeout, timer } from 'rxjs'
+import { catchError, defer, delay, from, map, mergeMap, of, retry, timeout, timer } from 'rxjs'
 import type pg from 'pg'
 import { newKey, type Idempotency, type Job as JobType } from 'pg-idempotency'
 import { IdempotencyModule, Idempotent, Job, Tx } from 'pg-idempotency/nest'
@@ -45,6 +45,20 @@ const FORBID = { intercept: (context: ExecutionContext, next: CallHandler) => ne
   if (context.switchToHttp().getRequest().headers['x-forbid']) throw new ForbiddenException()
   return data
 })) }
+let release = (): void => undefined
+/** Leaves its first run, and release()s when its second one waits, too. */
+const LEAVES = { intercept: (context: ExecutionContext, next: CallHandler) => {
+  let runs = 0
+  return defer(() => {
+    if (runs++ === 0) return next.handle().pipe(timeout(300))
+    setTimeout(() => release(), 300)
+    return next.handle()
+  }).pipe(retry(1), mergeMap(async (data) => {
+    if (!context.switchToHttp().getRequest().headers['x-forbid']) return data
+    await sleep(300)
+    throw new ForbiddenException()
+  }))
+} }
 const SLOW = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(delay(60_000)) }
 
 @Controller('orders')
@@ -107,6 +121,14 @@ class Orders {
   @Post('user')
   @Idempotent()
   async user() { return new User() }
+
+  @Post('left')
+  @Idempotent({ wait: '30 seconds' })
+  @UseInterceptors(LEAVES)
+  async left(@Body() { what }: { what: string }, @Tx() tx: pg.PoolClient) {
+    await tx.query('INSERT INTO effects (what) VALUES ($1)', [what])
+    return { what }
+  }
 
   @Post('slow')
   @Idempotent()
@@ -458,6 +480,31 @@ test('an outer interceptor can repeat the request after an error', async () => {
   await withShop(new FastifyAdapter(), () => undefined, again)
 })
 
+test('a run that an outer interceptor has left, and that waits for the key, does not change the response of the next run', async () => {
+  const left = async (scope: string): Promise<void> => {
+    for (const forbid of [undefined, 'yes']) {
+      const what = newKey()
+      const freed = new Promise<void>((resolve) => { release = resolve })
+      let holds = (): void => undefined
+      const held = new Promise<void>((resolve) => { holds = resolve })
+      const holder = idem.request({ scope, key: what, method: 'POST', path: '/orders/left', body: JSON.stringify({ what }) }, async () => {
+        holds()
+        await freed
+        if (!forbid) throw new Error('undone')
+        return { status: 201, headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ what }) }
+      }).catch(() => undefined)
+      await held
+      const { status } = await post('/orders/left', what, { what }, { 'X-Forbid': forbid })
+      await holder
+      assert.deepEqual([status, await world.effects(what)], forbid ? [403, 0] : [201, 1])
+      const again = await post('/orders/left', what, { what })
+      assert.deepEqual([again.status, again.replayed, JSON.parse(again.text).what], [201, 'true', what])
+    }
+  }
+  await withShop(undefined, () => undefined, () => left('other'))
+  await withShop(new FastifyAdapter(), () => undefined, () => left('other'))
+})
+
 test('an outer interceptor can refuse a replay', async () => {
   const forbidden = async (): Promise<void> => {
     const what = newKey()
@@ -498,6 +545,46 @@ test('a method that another decorator has replaced is refused when the applicati
   await assert.rejects(start, /^TypeError: Wrapped\.create\(\) is not guarded: put @Idempotent\(\) above/)
   Object.defineProperty(Wrapped.prototype, 'create', { ...made, value: create })
   await (await start()).close()
+})
+
+test('a method of a subclass that replaces a guarded one without a guard is refused', async () => {
+  const runs: string[] = []
+  class Base {
+    @Post()
+    @Idempotent()
+    async create() { runs.push('base') }
+  }
+  @Controller('unguarded')
+  class Unguarded extends Base {
+    @Post()
+    override async create() { runs.push('unguarded') }
+    @Post('other')
+    async other() { runs.push('other') }
+  }
+  @Controller('guarded')
+  class Guarded extends Base {
+    @Post()
+    @Idempotent()
+    override async create() { runs.push('guarded') }
+  }
+  @Controller('inherits')
+  class Inherits extends Base {}
+  @Module({ controllers: [Unguarded, Guarded, Inherits], imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'u' })] })
+  class Shop {}
+  for (const adapter of [undefined, new FastifyAdapter()]) {
+    const shop = await (adapter ? NestFactory.create(Shop, adapter, { logger: false }) : NestFactory.create(Shop, { logger: false }))
+    await shop.listen(0, '127.0.0.1')
+    const at = await shop.getUrl()
+    try {
+      const statuses = []
+      for (const path of ['unguarded', 'unguarded/other', 'guarded', 'inherits']) {
+        statuses.push((await fetch(`${at}/${path}`, { method: 'POST', headers: { 'Idempotency-Key': newKey() } })).status)
+      }
+      assert.deepEqual([statuses, runs.splice(0)], [[500, 201, 201, 201], ['other', 'guarded', 'base']])
+    } finally {
+      await shop.close()
+    }
+  }
 })
 
 test('if Nest drops the response because the client has gone, the transaction ends at once', async () => {

@@ -102,8 +102,13 @@ test('if the database is not available, the guard answers 503, and passes on oth
   await unreachable.end()
 })
 
-test('a member that no response has is refused, and nothing is stored', async () => {
+test('a member that no response has is refused, and nothing is stored; one that is undefined is not, nor is the result of another client', async () => {
   const double = new MemoryIdempotency()
+  const other = await new MemoryIdempotency().request({ scope: 'ann', key: newKey() }, () => ({ status: 201, body: 'x' }))
+  for (const response of [other, { status: 201, body: 'x', data: undefined }]) {
+    const { status, body, outcome } = await double.request({ scope: 'ann', key: newKey() }, () => response)
+    assert.deepEqual([status, body, outcome], [201, 'x', 'new'])
+  }
   for (const member of ['data', 'header', 'statusCode']) {
     const options = { scope: 'ann', key: newKey() }
     await assert.rejects(double.request(options, () => ({ status: 201, [member]: 'x' })),
