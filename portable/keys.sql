@@ -705,7 +705,7 @@ BEGIN
 			THEN
 				PERFORM @S@.idem_p_check_new_key(key);
 			END IF;
-			claims := current_setting(@S@.idem_p_claims_setting(), true);
+			claims := coalesce(current_setting(@S@.idem_p_claims_setting(), true), '');
 			is_crowded := (length(claims) > 1000 OR starts_with(claims, '>'))
 				AND (pg_try_advisory_xact_lock_shared(482, 0) OR starts_with(claims, '>'));
 			IF is_crowded IS NOT TRUE THEN

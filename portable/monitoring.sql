@@ -122,6 +122,9 @@ DECLARE
 	clock CONSTANT timestamptz := clock_timestamp();
 	-- The maximum number of lanes, and of due messages without a key, that a call reads.
 	most CONSTANT int := 5000;
+	-- This transaction and its open subtransactions, which can have locked rows.
+	own CONSTANT xid[] := CASE WHEN pg_current_xact_id_if_assigned() IS NOT NULL THEN ARRAY(SELECT l.transactionid FROM pg_locks AS l
+		WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.pid = pg_backend_pid()) ELSE '{}' END;
 BEGIN
 	IF max_lanes < 0 THEN
 		RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'argument "max_lanes" must not be negative',
@@ -158,7 +161,7 @@ BEGIN
 			WHERE o.holder <> '0'::xid
 		),
 		judged AS (
-			SELECT s.*, CASE WHEN s.holder <> '0'::xid AND @S@.idem_p_is_running(s.holder) THEN 'held'
+			SELECT s.*, CASE WHEN s.holder <> '0'::xid AND s.holder <> ALL (own) AND @S@.idem_p_is_running(s.holder) THEN 'held'
 				WHEN s.available_at > clock THEN CASE WHEN s.awaiting_ack THEN 'leased' ELSE 'paused' END
 				WHEN NOT s.in_due_index THEN 'lost' END AS reason
 			FROM seen AS s

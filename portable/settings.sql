@@ -576,12 +576,11 @@ DECLARE
 	next CONSTANT bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
 BEGIN
 	-- The transaction with these 32 bits that is nearest to the snapshot
-	RETURN NOT @S@.idem_p_is_own(writer)
-		AND @S@.idem_p_is_in_progress(next + (((writer::text::bigint - next + 2147483648) & 4294967295) - 2147483648));
+	RETURN @S@.idem_p_is_in_progress(next + (((writer::text::bigint - next + 2147483648) & 4294967295) - 2147483648));
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_is_running(xid) IS
-'Whether another transaction, which is the xmin or xmax of a row version, has not ended.';
+'Whether the transaction that is xmax of a visible row version has not ended: another one, which is changing or locking the row, or this one, if it only locks the row.';
 
 -- Each table has one class of locks, which no other program should use.  The number
 -- depends on a secret, so that a client can neither choose two keys with the same

@@ -125,6 +125,8 @@ for (const { name, scope, key: given, runs, state, kept } of cases) {
         const end = await perform(client, run, owner, one).then((result) => plain(result), (error: unknown) => ({ error }))
         if ('raises' in run.ends) assert.ok(end.error && raised(end.error, run.ends['raises'] as string), `${said}: ${String(end.error ?? JSON.stringify(end))}`)
         else assert.ok(!end.error && !differs(end, run.ends), `${said}: ${String(end.error?.stack ?? JSON.stringify(end))}`)
+        // The client counts the time from before the claim, the server from the claim.
+        if (run.ttl_ms) await sleep(run.ttl_ms)
       }
       const row = await client.lookup(owner, one).catch(() => null)
       assert.deepEqual([row?.state ?? null, await client.onceAt(one, 'effect') !== null], [state, kept], where)
