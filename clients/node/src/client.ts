@@ -457,14 +457,16 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
       const { status, body, headers, whole } = storedResponse(response, claim, options)
       const complete = (claimToken: bigint | null): Statement<boolean> =>
         this.statements.complete(options.scope, options.key, status, { body, headers, claimToken })
+      const isOpen = session.status !== 'I'
       try {
-        if (session.status === 'I') throw new ClaimLost('no transaction')
+        if (!isOpen) throw new ClaimLost('no transaction')
         await spanned('idempotency.commit', () => session.commit(complete(null)))
       } catch (error) {
         if (session.inDoubt) throw new CommitInDoubt('', { cause: error })
         if (!(error instanceof ClaimLost || error instanceof ClaimNotFound)) throw error
-        // This is not the transaction of the claim.
-        await this.#ended(session, complete(claim.claimToken))
+        // This is not the transaction of the claim. The work of a later one is rolled back, so a retry gets no success.
+        const { claimToken } = claim
+        await this.#ended(session, isOpen ? this.statements.complete(options.scope, options.key, 500, { claimToken }) : complete(claimToken))
       }
       return newResult(response, whole)
     } finally {

@@ -218,10 +218,11 @@ test('a COMMIT that hides in several statements: an error, and the effect is not
   assert.deepEqual([again.outcome, again.body], ['replay', 'done'])
   const other = key()
   await assert.rejects(idem.request(options(other), async (tx) => {
-    await tx.query(`INSERT INTO effects (what) VALUES ('${other}'); COMMIT; BEGIN`)
+    await tx.query(`INSERT INTO effects (what) VALUES ('${other}'); COMMIT; BEGIN; INSERT INTO effects (what) VALUES ('${other}')`)
     return { status: 201, body: 'done' }
   }), /committed its transaction/)
-  assert.equal((await idem.request(options(other), makes(other))).outcome, 'replay')
+  const { outcome, status, body } = await idem.request(options(other), makes(other))
+  assert.deepEqual([outcome, status, body], ['replay', 500, null], 'no success, because the second effect was rolled back')
   const third = key()
   await assert.rejects(idem.request(options(third), async (tx) => {
     await tx.query(`INSERT INTO effects (what) VALUES ('${third}'); ROLLBACK`)

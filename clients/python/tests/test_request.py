@@ -25,6 +25,22 @@ def effect(name, response=Response(201, "done", {"Link": ["a", "b"]})):
     return handler
 
 
+def test_work_after_a_commit_of_the_handler_is_no_success(idem, effects):
+    """The first effect is committed with the claim, so a retry does not repeat it.  The second one is rolled back."""
+    key = new_key()
+
+    def handler(tx):
+        tx.execute("INSERT INTO effects VALUES (%s)", (key,))
+        tx.execute("COMMIT")
+        tx.execute("BEGIN")
+        return effect(key)(tx)
+
+    with pytest.raises(TransactionEnded, match="committed its transaction"):
+        idem.request("u", key, handler)
+    again = idem.request("u", key, handler)
+    assert (again.outcome, again.status, again.body, effects(key)) == ("replay", 500, None, 1)
+
+
 def test_replayed_as_it_was(idem, effects):
     key = new_key()
     for body in ("text with ü", b"\x00\xff", "", None, '{"n": 12345678901234567890.10}'):

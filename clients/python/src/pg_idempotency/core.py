@@ -534,9 +534,9 @@ class Core:
             await self._commit(session, complete)
         except Exception as error:
             if isinstance(error, (ClaimLost, ClaimNotFound)):
-                # Another transaction than that of the claim.
+                # Another transaction than that of the claim.  Its work is rolled back, so a retry gets no success.
                 await session.rollback()
-                await self._ended(call, session, claim, response)
+                await self._ended(call, session, claim, Response(500))
             raise
         return Result("new", response.status, response.body, response.headers, False, whole)
 
