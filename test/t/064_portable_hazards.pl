@@ -257,6 +257,9 @@ my $count = grep { $claimant->run("SELECT outcome FROM idem.idem_claim('s', 'bes
 is($count, 50, 'claims beside large batches of other keys are new');
 is(join(' ', map { $_->result } @batches), join(' ', ('new|1200') x 4), 'and so are all keys of the batches');
 $_->quit foreach $claimant, @batches;
+is( by('tenant', 'shop', q{BEGIN; SELECT outcome FROM idem_claim('s', 'first-of-its-session');
+		SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 482 AND pid = pg_backend_pid()}),
+	"new\n0", 'the first claim of a session does not take the lock of large batches');
 
 # Another role takes the lock that stands for such batches.
 my ($large, $stranger) = map { session($node, 'shop') } 1 .. 2;
@@ -267,6 +270,18 @@ is( $large->run(q{SELECT outcome, count(*) FROM idem_claim_many('s', ARRAY(SELEC
 is( $large->run(q{SELECT count(*) < 1000 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()}), 't', 'and does not fill the lock table');
 is( by('tenant', 'shop', q{SET statement_timeout = '30 s'; SELECT outcome FROM idem_claim('s', 'other-lock-101500')}), 'in_progress', 'a claim of its last key does not wait');
 $_->quit foreach $large, $stranger;
+
+# A message is held by any other transaction that is writing or locking it, and not by the caller.
+by('installer', 'shop', q{SELECT idem_publish('held', '1')});
+my ($older, $rival) = map { session($node, 'shop') } 1 .. 2;
+my $held_ones = q{SELECT count(*) FROM idem.idem_outbox_blocked() WHERE topic = 'held' AND reason = 'held'};
+$older->run('BEGIN; SELECT pg_current_xact_id()');
+$rival->run(q{BEGIN; SELECT FROM idem.idem_outbox WHERE topic = 'held' FOR UPDATE});
+is($older->run($held_ones), 1, 'a message is held by a transaction with a higher id');
+$rival->run('ROLLBACK');
+$older->run(q{SAVEPOINT a; SELECT FROM idem.idem_outbox WHERE topic = 'held' FOR UPDATE});
+is($older->run($held_ones), 0, 'but not by the transaction that asks');
+$_->quit foreach $older, $rival;
 
 #
 # A session that began while the tables had one page does not read them as a whole later.
