@@ -299,7 +299,7 @@ def test_a_handler_holds_a_connection_of_router_and_shard(database):
 
 
 def test_a_router_that_does_not_answer_holds_no_request(database, monkeypatch):
-    """Its connection is closed when the time limit is over, so that a pool of one goes on."""
+    """Its connection is closed when the time limit is over, so that a pool of one continues."""
     monkeypatch.setattr(shards, "ROUTER_LIMIT", 1)
     monkeypatch.setattr("pg_idempotency.runtimes.ABORT_DELAY", 0.5)
     monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.5)
