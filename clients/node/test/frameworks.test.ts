@@ -330,7 +330,7 @@ test('no success is sent if the guard itself fails', async () => {
   for (const shop of [await listening(app), { port: (fastify.server.address() as AddressInfo).port, close: () => fastify.close() }]) {
     try {
       const { status, text } = await post(shop, '/', '{}', keyed())
-      assert.deepEqual([status, JSON.parse(text).type], [500, 'urn:pg-idempotency:rolled-back'])
+      assert.deepEqual([status, JSON.parse(text).type], [503, 'urn:pg-idempotency:unavailable'])
     } finally {
       await shop.close()
     }
