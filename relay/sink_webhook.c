@@ -275,10 +275,11 @@ deliver(RelaySink *sink, RelayMessage *message)
 	curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
 
 	/*
-	 * If a kept connection ends before the response, libcurl sends the request
-	 * again.  The application might have used the claim token already, and a
-	 * message that failed might be the cause.  A new connection must not be
-	 * kept, because it would occupy a worker of the endpoint without use.
+	 * If a kept connection ends before the response, libcurl sends the
+	 * request again.  The application might have used the claim token
+	 * already, and a message that failed might be the cause.  A new
+	 * connection must not be kept, because it would occupy a worker of the
+	 * endpoint without use.
 	 */
 	if (message->claim_token || message->failures > 0)
 	{

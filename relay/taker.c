@@ -41,7 +41,7 @@
 #define ANSWER_LIMIT	30000	/* for the result, after the sleep */
 #define SHORT_WAIT		1000	/* the sleep while a sink is held */
 #define FIRST_NAP		5		/* the first one while a sink is full */
-#define ARRIVAL_TIME	3600000	/* how long a slow arrival is remembered */
+#define ARRIVAL_TIME	3600000 /* how long a slow arrival is remembered */
 #define CANCEL_AGAIN	200
 #define LIST_AGAIN		500		/* while no topic can be taken */
 
