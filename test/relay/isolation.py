@@ -116,9 +116,10 @@ def closers_delay_nothing(world):
     print('# %d good messages beside %d bad ones; one waited %.2f s' % (len(good), bad, took.total_seconds()), flush=True)
 
 
-def stuck_beside_closers(world):
-    """A queue that confirms nothing, beside messages for which the broker closes
-    the channel, delays no other queue."""
+@contextlib.contextmanager
+def stuck_queue(world):
+    """Beside the queue "orders", the queue "stuck" confirms nothing.  The broker closes
+    the channel for a message of more than 100,000 bytes."""
     broker = amqp.start(world)
     connection, channel = broker.channel()
     for name in 'orders', 'stuck':
@@ -128,6 +129,19 @@ def stuck_beside_closers(world):
     broker.control('eval', 'application:set_env(rabbit, max_message_size, 100000).')
     broker.control('eval', process % 'suspend')
     try:
+        yield
+    finally:
+        broker.control('eval', process % 'resume')
+        broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
+        channel.queue_delete('stuck')
+        channel.queue_purge('orders')
+        connection.close()
+
+
+def stuck_beside_closers(world):
+    """A queue that confirms nothing, beside messages for which the broker closes
+    the channel, delays no other queue."""
+    with stuck_queue(world):
         relay = amqp.relay(world, '--stop_timeout=0s', '--r.timeout=60s')
         for n in range(20):
             if n % 10 == 0:
@@ -141,26 +155,12 @@ def stuck_beside_closers(world):
         until('the bad ones are tried', lambda: world.query("SELECT min(attempt - uncounted_attempts) FROM idem_outbox "
                                                             "WHERE topic = 'orders' AND state <> 'acked'")[0][0] >= 1, 60)
         equal('the status', relay.stop(), 0)
-    finally:
-        broker.control('eval', process % 'resume')
-        broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
-        channel.queue_delete('stuck')
-        channel.queue_purge('orders')
-        connection.close()
 
 
 def overdue(world):
     """A message that a queue does not confirm, while later ones are confirmed, is no
     suspect when the broker closes the channel for another message."""
-    broker = amqp.start(world)
-    connection, channel = broker.channel()
-    for name in 'orders', 'stuck':
-        channel.queue_declare(name, durable=True)
-        channel.queue_purge(name)
-    process = '{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"stuck">>)), sys:%s(amqqueue:get_pid(Q)).'
-    broker.control('eval', 'application:set_env(rabbit, max_message_size, 100000).')
-    broker.control('eval', process % 'suspend')
-    try:
+    with stuck_queue(world):
         relay = amqp.relay(world, '--stop_timeout=0s', '--r.timeout=60s')
         world.publish('stuck')
         until('it is taken', lambda: world.leased() == 1)
@@ -174,12 +174,6 @@ def overdue(world):
             'SELECT attempt - uncounted_attempts FROM idem_outbox WHERE message_id = %s AND last_error IS NOT NULL', bad))
         expect('the cause is searched', 'has lost its connection' not in relay.said())
         equal('the status', relay.stop(), 0)
-    finally:
-        broker.control('eval', process % 'resume')
-        broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
-        channel.queue_delete('stuck')
-        channel.queue_purge('orders')
-        connection.close()
 
 
 def poison(world):
