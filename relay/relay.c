@@ -367,7 +367,7 @@ check(const Relay *relay, int copy)
 }
 
 /*
- * Go on with the old configuration, instead of starting again.
+ * Continue with the old configuration, instead of starting again.
  */
 static void
 resume(Relay *relay)
