@@ -110,6 +110,7 @@ def disabled(world):
         world.publish('t', str(n))
     relay = webhook(world, endpoint, '--w.disable_after=1s', '--metrics=127.0.0.1:%d' % port)
     until('it is disabled', lambda: 'sink "w" is disabled: status 500' in relay.said())
+    until('nothing is in flight', lambda: 'idem_relay_sink_in_flight{sink="w",kind="webhook"} 0' in page(port, '/metrics')[1])
     requests = len(endpoint.requests)
     expect('the metric', 'idem_relay_sink_disabled{sink="w",kind="webhook"} 1' in page(port, '/metrics')[1])
     time.sleep(1.5)

@@ -220,7 +220,7 @@ prepared(claim_sql('p-1'), claim_sql('p-1', $wait), 'COMMIT', 'replay',
 	'a prepared claim is committed, and completed then', complete_sql('p-1'));
 prepared(claim_sql('p-2'), claim_sql('p-2', $wait), 'ROLLBACK', 'new', 'a prepared claim is rolled back');
 $other->run("SELECT idem_publish('p', '1', 'key'), idem_publish('p', '2', 'key')");
-prepared('SELECT id FROM idem_outbox_take(1)', take_sql('p'), 'ROLLBACK', 1, 'a prepared take is rolled back');
+prepared("SELECT id FROM idem_outbox_take(1, topics => '{p}')", take_sql('p'), 'ROLLBACK', 1, 'a prepared take is rolled back');
 prepared("SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox WHERE topic = 'p' AND attempt > 0",
 	take_sql('p'), 'COMMIT', 2, 'a prepared acknowledgement is committed: the next of the key');
 
