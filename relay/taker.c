@@ -14,7 +14,9 @@
  *
  * If a take loses its connection, the next one asks for half as many messages.
  * Otherwise a result that is too large for a slow connection would be asked
- * for again and again.
+ * for again and again.  The same happens if the queue releases most messages
+ * of a take, because they are behind retries.  Otherwise takes would be full
+ * of such messages, and the others would wait for many takes.
  *
  * The relay measures a lease with the clock of this machine, from before the
  * call.  So a lease expires here before it expires on the server.
@@ -54,6 +56,7 @@ static int	free_places(const RelayTaker *taker);
 static void take(RelayTaker *taker, int count, const char *topics,
 				 int64_t now);
 static void answered(void *owner, PGresult *result);
+static void adjust_limit(RelayTaker *taker, bool lower);
 static void note_arrival(RelayTaker *taker, int64_t now);
 static void add_message(RelayTaker *taker, const PGresult *result, int row);
 
@@ -305,12 +308,13 @@ answered(void *owner, PGresult *result)
 	const RelayMessage *last = taker->queue->last;
 	RelayMessage *message;
 	bool		listing = taker->listing;
+	int			released = taker->queue->untried.count;
 	int			row;
 
 	taker->listing = false;
 	if (!result)
 	{
-		taker->limit = (taker->limit + 1) / 2;
+		adjust_limit(taker, true);
 		return;
 	}
 	if (PQresultStatus(result) == PGRES_TUPLES_OK && listing)
@@ -321,9 +325,6 @@ answered(void *owner, PGresult *result)
 	else if (PQresultStatus(result) == PGRES_TUPLES_OK)
 	{
 		taker->database.backoff = 0;
-		taker->limit += taker->limit / 4 + 1;
-		if (taker->limit > taker->batch)
-			taker->limit = taker->batch;
 		taker->taken += (uint64_t) PQntuples(result);
 		if (PQntuples(result) > 0)
 			note_arrival(taker, relay_now());
@@ -331,6 +332,8 @@ answered(void *owner, PGresult *result)
 			taker->nap *= 2;
 		for (row = 0; row < PQntuples(result); row++)
 			add_message(taker, result, row);
+		released = taker->queue->untried.count - released;
+		adjust_limit(taker, released > PQntuples(result) / 2);
 		/* Only now do those of a key wait behind each other. */
 		message = last ? last->held_next : taker->queue->first;
 		for (; message; message = message->held_next)
@@ -339,6 +342,20 @@ answered(void *owner, PGresult *result)
 	else if (!taker->stopping)
 		relay_database_refused(&taker->database, result);
 	PQclear(result);
+}
+
+/*
+ * Let the next take ask for half as many messages, or for some more.
+ */
+static void
+adjust_limit(RelayTaker *taker, bool lower)
+{
+	if (lower)
+		taker->limit = (taker->limit + 1) / 2;
+	else
+		taker->limit += taker->limit / 4 + 1;
+	if (taker->limit > taker->batch)
+		taker->limit = taker->batch;
 }
 
 /*

@@ -125,14 +125,13 @@ def stuck_queue(world):
     for name in 'orders', 'stuck':
         channel.queue_declare(name, durable=True)
         channel.queue_purge(name)
+    size = 'application:set_env(rabbit, max_message_size, %d), '
     process = '{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"stuck">>)), sys:%s(amqqueue:get_pid(Q)).'
-    broker.control('eval', 'application:set_env(rabbit, max_message_size, 100000).')
-    broker.control('eval', process % 'suspend')
+    broker.control('eval', (size + process) % (100000, 'suspend'))
     try:
         yield
     finally:
-        broker.control('eval', process % 'resume')
-        broker.control('eval', 'application:set_env(rabbit, max_message_size, 134217728).')
+        broker.control('eval', (size + process) % (134217728, 'resume'))
         channel.queue_delete('stuck')
         channel.queue_purge('orders')
         connection.close()
@@ -302,6 +301,23 @@ def behind_retries(world):
     print('# 8 of 10 waited for at most %.2f s' % took, flush=True)
     expect('they waited for %.2f s' % took, took < 2)
     equal('the status', relay.stop(), 0)
+
+
+def released_behind(world):
+    """Takes are not full of messages behind retries, which the relay gives back."""
+    endpoint = Endpoint(lambda request, number: (400, {}, b'no'))
+    with attempts(world, 100):
+        for n in range(5):
+            world.publish('t', '"bad"', 'k%d' % n)
+        relay = webhook(world, endpoint, '--w.retry=' + ', '.join(['100ms'] * 98))
+        until('each has failed', lambda: world.query('SELECT bool_and(last_error IS NOT NULL) FROM idem_outbox')[0][0])
+        world.query("SELECT count(idem_publish('t', '\"behind\"', 'k' || n % 5)) FROM generate_series(1, 1000) AS n")
+        until('they are tried again', lambda: world.query("SELECT min(attempt) FROM idem_outbox WHERE payload = '\"bad\"'")[0][0] >= 20)
+        equal('the status', relay.stop(), 0)
+    counts = world.query('SELECT sum(uncounted_attempts), sum(attempt - uncounted_attempts) FROM idem_outbox')[0]
+    print('# %d messages were given back at %d attempts' % counts, flush=True)
+    expect('too many', counts[0] < 20 * counts[1])
+    endpoint.close()
 
 
 def commands(world, *more):
@@ -1013,6 +1029,7 @@ TESTS = [
     ('isolation: a message for which a command ends with 75 waits alone', command_defers),
     ('isolation: commands that run into their timeout delay no other', late_commands),
     ('isolation: the messages behind retries do not fill the relay', behind_retries),
+    ('isolation: takes are not full of messages behind retries', released_behind),
     ('isolation: a relay knows the messages that failed at another one', failed_elsewhere),
     ('isolation: an error text in any encoding stops no relay', any_encoding),
     ('isolation: retries that need more than their places do not fill the sink', many_retries),
