@@ -235,10 +235,9 @@ connect_database(RelayConfig *config)
 		"read-write", "idem-relay", "10",
 		relay_section_text(config->main, "database"), password, NULL
 	};
-	PGconn	   *connection = relay_database_connect(names, values,
-													CONNECT_LIMIT,
-													log_notice, config);
+	PGconn	   *connection = PQconnectStartParams(names, values, 1);
 
+	relay_database_wait(connection, CONNECT_LIMIT, log_notice, config);
 	if (PQstatus(connection) != CONNECTION_OK)
 		relay_exit(RELAY_UNAVAILABLE, "database: %.*s",
 				   (int) strcspn(PQerrorMessage(connection), "\n"),

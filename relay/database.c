@@ -4,7 +4,7 @@
  *		A connection to the database that is made again after it is lost.
  *
  * No function waits, except relay_database_check() and
- * relay_database_connect(), which other files call.  A connection runs one
+ * relay_database_wait(), which other files call.  A connection runs one
  * query at a time.  Its owner is called with the result, or with NULL if the
  * connection is lost.  If a query fails, the owner closes the connection with
  * relay_database_refused().  The next connection is made after a growing
@@ -31,7 +31,7 @@
 #define LONGEST_BACKOFF		15000
 #define CONNECT_LIMIT		10000
 #define LONGEST_LOCK_PAUSE	3000
-#define FIRST_LIST			8	/* in the settings that libpq gets */
+#define FIRST_LIST			9	/* in the settings that libpq gets */
 
 /* The order is that of RelayServer.host_lists. */
 static const char *const host_names[] = {"host", "hostaddr", "port"};
@@ -289,18 +289,50 @@ relay_database_close(RelayDatabase *database)
 }
 
 /*
- * Connect, and wait for that.  All notices go to "processor", also those of
- * the login, which PQconnectdbParams() would write to standard error.  If that
- * takes longer than "limit" milliseconds, begin again, with the parameter
- * connect_timeout for each host.  The caller checks the status of the
- * connection, and releases it.
+ * Begin to connect to the database of a connection string.  libpq proceeds to
+ * the next host if a host refuses, but not if a host does not respond.  So if
+ * "server" is not NULL, the string is its own, and the number of the first
+ * host is "first".  The caller waits, or else "seconds" has no effect.
  */
 PGconn *
-relay_database_connect(const char *const *names, const char *const *values,
-					   int64_t limit, PQnoticeProcessor processor,
-					   void *argument)
+relay_database_start(const RelayServer *server, int first,
+					 const char *string, const char *password,
+					 const char *seconds)
 {
-	PGconn	   *connection = PQconnectStartParams(names, values, 1);
+	const char *const names[] = {
+		"target_session_attrs", "keepalives_idle", "keepalives_interval",
+		"keepalives_count", "tcp_user_timeout", "fallback_application_name",
+		"connect_timeout",
+		/* The string replaces what is before it, but not what follows. */
+		"dbname", "client_encoding", host_names[0], host_names[1],
+		host_names[2], password && *password ? "password" : NULL, NULL
+	};
+	const char *values[] = {
+		"read-write", "10", "5", "3", "20000", "idem-relay", seconds, string,
+		"UTF8", NULL, NULL, NULL, password, NULL
+	};
+	PGconn	   *connection;
+	int			i;
+
+	for (i = 0; server && i < RELAY_HOST_LISTS; i++)
+		values[FIRST_LIST + i] = rotate(server->host_lists[i], first);
+	connection = PQconnectStartParams(names, values, 1);
+	for (i = 0; i < RELAY_HOST_LISTS; i++)
+		free((char *) values[FIRST_LIST + i]);
+	return connection;
+}
+
+/*
+ * Wait until a connection that was begun is made.  All notices go to
+ * "processor", also those of the login, which PQconnectdbParams() would write
+ * to standard error.  If that takes longer than "limit" milliseconds, begin
+ * again, with the parameter connect_timeout for each host.  The caller checks
+ * the status of the connection.
+ */
+void
+relay_database_wait(PGconn *connection, int64_t limit,
+					PQnoticeProcessor processor, void *argument)
+{
 	PostgresPollingStatusType next = PGRES_POLLING_WRITING;
 	int64_t		end = relay_now() + limit;
 	int64_t		left = limit;
@@ -323,39 +355,22 @@ relay_database_connect(const char *const *names, const char *const *values,
 	/* A host does not answer.  Only PQreset() proceeds to the next one. */
 	if (PQstatus(connection) != CONNECTION_BAD && next != PGRES_POLLING_OK)
 		PQreset(connection);
-	return connection;
 }
 
 /*
- * Begin to connect.  libpq proceeds to the next host if a host refuses, but
- * not if a host does not respond, so each try begins with another host.
+ * Begin to connect.  Each try begins with another host.
  */
 static void
 connect_first(RelayDatabase *database, int64_t now)
 {
 	RelayServer *server = database->server;
-	const char *const names[] = {
-		"target_session_attrs", "keepalives_idle", "keepalives_interval",
-		"keepalives_count", "tcp_user_timeout", "fallback_application_name",
-		/* The string replaces what is before it, but not what follows. */
-		"dbname", "client_encoding", host_names[0], host_names[1],
-		host_names[2], *server->password ? "password" : NULL, NULL
-	};
-	const char *values[] = {
-		"read-write", "10", "5", "3", "20000", "idem-relay", server->string,
-		"UTF8", NULL, NULL, NULL, server->password, NULL
-	};
-	int			i;
 
 	database->no_timeline = server->no_timeline;
 	if (database->losses == 0)
 		database->first_host = server->good_host;
-	for (i = 0; i < RELAY_HOST_LISTS; i++)
-		values[FIRST_LIST + i] = rotate(server->host_lists[i],
-										database->first_host);
-	database->connection = PQconnectStartParams(names, values, 1);
-	for (i = 0; i < RELAY_HOST_LISTS; i++)
-		free((char *) values[FIRST_LIST + i]);
+	database->connection = relay_database_start(server, database->first_host,
+												server->string,
+												server->password, NULL);
 	if (!database->connection)
 		relay_exit(RELAY_SYSTEM, "out of memory");
 	PQsetNoticeProcessor(database->connection, log_notice, server);

@@ -113,11 +113,11 @@ typedef struct RelayDatabase
 
 extern void relay_database_configure(RelayConfig *config);
 extern bool relay_database_check(RelayServer *server, const char *string);
-extern PGconn *relay_database_connect(const char *const *names,
-									  const char *const *values,
-									  int64_t limit,
-									  PQnoticeProcessor processor,
-									  void *argument);
+extern PGconn *relay_database_start(const RelayServer *server, int first,
+									const char *string, const char *password,
+									const char *seconds);
+extern void relay_database_wait(PGconn *connection, int64_t limit,
+								PQnoticeProcessor processor, void *argument);
 extern void relay_database_free(RelayServer *server);
 extern void relay_database_work(RelayDatabase *database, int64_t now);
 extern void relay_database_query(RelayDatabase *database, int64_t limit,

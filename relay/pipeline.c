@@ -62,16 +62,6 @@ relay_pipeline_connect(RelaySink *sink, const char *statement, char *why,
 	RelayPipeline *pipeline = sink->state;
 	char		seconds[32];
 	char		options[64];
-	const char *const names[] = {
-		"target_session_attrs", "keepalives_idle", "keepalives_interval",
-		"keepalives_count", "tcp_user_timeout", "fallback_application_name",
-		"connect_timeout", "dbname", "client_encoding",
-		pipeline->password && *pipeline->password ? "password" : NULL, NULL
-	};
-	const char *const values[] = {
-		"read-write", "10", "5", "3", "20000", "idem-relay", seconds,
-		pipeline->database, "UTF8", pipeline->password, NULL
-	};
 	PGresult   *result = NULL;
 	bool		done;
 
@@ -79,8 +69,12 @@ relay_pipeline_connect(RelaySink *sink, const char *statement, char *why,
 			 (long long) (sink->timeout + 1999) / 1000);
 	snprintf(options, sizeof(options), "SET statement_timeout = %lld",
 			 (long long) sink->timeout);
-	pipeline->connection = relay_database_connect(names, values, sink->timeout,
-												  log_notice, sink);
+	pipeline->connection = relay_database_start(pipeline->has_outbox ?
+												sink->server : NULL,
+												pipeline->first_host,
+												pipeline->database,
+												pipeline->password, seconds);
+	relay_database_wait(pipeline->connection, sink->timeout, log_notice, sink);
 	done = PQstatus(pipeline->connection) == CONNECTION_OK;
 	if (done)
 	{

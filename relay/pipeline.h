@@ -24,6 +24,7 @@ typedef struct RelayPipeline
 	bool		has_outbox;		/* the database has these messages */
 
 	PGconn	   *connection;
+	int			first_host;		/* number of the host to try first */
 	unsigned	timeline;		/* of its server, if it has the outbox; or 0 */
 	int			fd;
 	uint64_t	number;			/* of the batch that is being sent */

@@ -106,7 +106,7 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 	relay_database_configure(config);
 	relay_http_configure(config);
 	relay_sinks_configure(&relay->routing, config, &relay->loop,
-						  &relay->queue);
+						  &relay->queue, &relay->server);
 	relay->server.loop = &relay->loop;
 	relay->server.password = relay_section_text(settings, "password");
 	relay->server.verbose = relay_section_number(settings, "verbose");
@@ -356,7 +356,7 @@ check(const Relay *relay, int copy)
 
 	relay_database_configure(config);
 	relay_http_check(&relay->http, config);
-	relay_sinks_configure(&routing, config, NULL, NULL);
+	relay_sinks_configure(&routing, config, NULL, NULL, NULL);
 	relay_sinks_free(&routing);
 	valid = config->nfaults == 0;
 	relay_config_free(config);

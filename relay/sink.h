@@ -13,6 +13,8 @@
 #include "queue.h"
 #include "records.h"
 
+struct RelayServer;
+
 typedef struct RelaySink RelaySink;
 
 /* The kinds of failures, by how much they say about the message. */
@@ -79,6 +81,7 @@ struct RelaySink
 	const RelaySinkType *type;
 	RelayLoop  *loop;
 	RelayQueue *queue;
+	const struct RelayServer *server;	/* of the outbox */
 	bool		verbose;		/* log each delivery */
 	void	   *state;			/* of the type; sinks.c frees it */
 

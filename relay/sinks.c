@@ -74,12 +74,13 @@ static RelaySink *make_sink(const RelayRouting *routing, RelayConfig *config,
 
 /*
  * Make all sinks, in a zeroed RelayRouting.  Counts the faults of their
- * settings.  If there are faults, the sinks can only be freed.  Their loop and
- * queue can be NULL if they are not used.
+ * settings.  If there are faults, the sinks can only be freed.  Their loop,
+ * queue and server can be NULL if they are not used.
  */
 void
 relay_sinks_configure(RelayRouting *routing, RelayConfig *config,
-					  RelayLoop *loop, RelayQueue *queue)
+					  RelayLoop *loop, RelayQueue *queue,
+					  const struct RelayServer *server)
 {
 	RelaySection *section;
 	RelaySink **end = &routing->first;
@@ -91,6 +92,7 @@ relay_sinks_configure(RelayRouting *routing, RelayConfig *config,
 			continue;
 		(*end)->loop = loop;
 		(*end)->queue = queue;
+		(*end)->server = server;
 		end = &(*end)->next;
 	}
 	if (!config->main->next)

@@ -14,7 +14,8 @@ typedef void (*RelaySinksCallback) (const char *title,
 									const RelaySettingDef *defs);
 
 extern void relay_sinks_configure(RelayRouting *routing, RelayConfig *config,
-								  RelayLoop *loop, RelayQueue *queue);
+								  RelayLoop *loop, RelayQueue *queue,
+								  const struct RelayServer *server);
 extern void relay_sinks_describe(RelaySinksCallback describe);
 extern bool relay_sinks_connect(const RelayRouting *routing);
 extern void relay_sinks_free(RelayRouting *routing);

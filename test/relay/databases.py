@@ -535,6 +535,30 @@ def copies_after_failover(world):
         new.remove()
 
 
+def copies_beside_old(world):
+    """The sink "outbox" leaves the old server, even if that accepts writes again."""
+    old = Other(world)
+    new = old.copy()
+    try:
+        relay = world.relay('--database=host=%s,%s port=5432 user=postgres dbname=postgres' % (old.data, new.data),
+                            '--events.sink=outbox', '--events.topics=t', '--events.copies=copy').started()
+        old.stop()
+        new.promote()
+        new.publish('t')
+        copies = "SELECT count(*) FROM idem_outbox WHERE topic = 'copy'"
+        until('it is copied', lambda: new.query(copies) == [(1,)])
+        old.start()
+        new.query('SELECT pg_terminate_backend(%s)', new.session('idem_publish_many'))
+        for n in range(5):
+            new.publish('t')
+        until('the others are copied', lambda: new.query(copies) == [(6,)])
+        expect('it has not reached the old one', 'the server has an old timeline' in relay.said())
+        equal('the status', relay.stop(), 0)
+    finally:
+        old.remove()
+        new.remove()
+
+
 def without_timeline(world):
     """A server that does not report its timeline is used as well, but an error does
     not end the reports."""
@@ -579,5 +603,6 @@ TESTS = [
     ('database: a failover that loses transactions loses no later message', fails_over),
     ('database: a take that the old server answers after a failover loses no message', takes_late),
     ('outbox: a failover that loses transactions loses no later message', copies_after_failover),
+    ('outbox: after a failover, the old server does not stop the copies', copies_beside_old),
     ('database: a server that reports no timeline is used as well', without_timeline),
 ]
