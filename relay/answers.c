@@ -212,6 +212,7 @@ relay_answers_connected(const RelayAnswers *answers)
 /*
  * Return whether enough of a message's lease is left to begin its delivery.
  * A claim has a token, which the application must pass on, so any is enough.
+ * After its lease, another relay can have it.
  */
 bool
 relay_answers_may_start(const RelayAnswers *answers,

@@ -332,9 +332,7 @@ retry_deferred(RelayCompleter *completer, int64_t now)
 	{
 		RelayMessage *next = message->next;
 
-		/* After its lease, another relay can have it. */
-		if (is_deferred(completer, message) && now < message->lease_end &&
-			message->due <= now)
+		if (is_deferred(completer, message) && message->due <= now)
 			relay_queue_retry(&completer->queue, message);
 		else if (is_deferred(completer, message))
 			relay_loop_wake_at(completer->sink->loop, message->due);

@@ -4,13 +4,17 @@ import contextlib
 import json
 import os
 import random
+import socket
 import subprocess
+import tempfile
 import threading
 import time
 
 import psycopg2
 
 from endpoint import Endpoint
+from processes import server_socket
+from proxies import Gate
 from reporting import page
 from world import PROGRAM, equal, expect, free_port, until
 
@@ -255,6 +259,50 @@ def returns_at_stop(world):
     endpoint.close()
 
 
+def returns_kept(world):
+    """A relay that stops, or whose sink is disabled, returns the claims that it has
+    kept at once."""
+    options = ('--c.resume=shop', '--c.sink=webhook', '--c.url=http://127.0.0.1:%d/' % free_port())
+    world.query('TRUNCATE idem_keys')
+    key, _ = claim(world, 1, {'n': 1})
+    relay = world.relay(*options).started()
+    until('it is kept', lambda: 'is deferred' in relay.said())
+    equal('the status', relay.stop(), 0)
+    equal('the claim', lookup(world, key)[0], 'failed')
+    relay = world.relay(*options, '--c.disable_after=1s').started()
+    until('the sink is disabled', lambda: 'is disabled' in relay.said())
+    until('the claim is returned', lambda: lookup(world, key)[0] == 'failed', 5)
+    equal('the status', relay.stop(), 0)
+
+
+def kept_too_long(world):
+    """A claim that is kept is not sent after its lease, because another relay can
+    have it."""
+    directory = tempfile.mkdtemp(dir=world.directory)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
+    listener.listen()
+    gate = Gate(listener, server_socket, from_client=True)
+    port = free_port()
+    world.query('TRUNCATE idem_keys')
+    claim(world, 1, {'n': 1})
+    relay = world.relay('--database=host=%s port=5432' % directory, '--c.resume=shop', '--c.sink=webhook',
+                        '--c.url=http://127.0.0.1:%d/' % port, '--lease=1s', '--wait=300ms').started()
+    until('it is kept', lambda: 'is deferred' in relay.said())
+    gate.opened.clear()
+    until('its lease is over', lambda: world.query("SELECT key FROM idem_resume(1, '1 hour')"))
+    endpoint = Endpoint(lambda request, number: (200, {}, b'ok'), port=port)
+    time.sleep(3)
+    equal('requests', len(endpoint.requests), 0)
+    gate.opened.set()
+    key, _ = claim(world, 2, {'n': 2})
+    until('another one is completed', lambda: lookup(world, key)[0] == 'completed')
+    equal('requests', len(endpoint.requests), 1)
+    equal('the status', relay.stop(), 0)
+    listener.close()
+    endpoint.close()
+
+
 def killed(world):
     """Application and relays are killed: every effect happens once, and none is
     left."""
@@ -308,5 +356,7 @@ TESTS = [
     ('completer: a completion that the server refuses delays no other answer', refused_completion),
     ('completer: a role that lacks a privilege is reported', lacks_privilege),
     ('completer: a relay that stops gives its claims back', returns_at_stop),
+    ('completer: a relay that stops, or disables its sink, returns what it has kept', returns_kept),
+    ('completer: a claim that is kept is not sent after its lease', kept_too_long),
     ('completer: application and relays are killed; every effect once, none left', killed),
 ]

@@ -125,6 +125,26 @@ def stops_in_time(world):
     equal('leased', world.leased(), 0)
 
 
+def stops_twice(world):
+    """A second signal ends the relay at once, and after SIGHUP, SIGTERM ends it."""
+    world.publish('t')
+    options = ('--slow.sink=command', '--slow.topics=*', '--slow.timeout=60s', '--slow.command=sleep 30')
+    relay = world.relay(*options, '--stop_timeout=60s').started()
+    until('it flies', lambda: world.leased() == 1)
+    relay.signal(signal.SIGTERM)
+    until('it stops', lambda: 'stopping' in relay.said())
+    equal('the status', relay.stop(), 75)
+    equal('leased', world.leased(), 1)
+    world.query('SELECT idem_outbox_release(array_agg(id)) FROM idem_outbox')
+    relay = world.relay(*options, '--stop_timeout=2s').started()
+    until('it flies', lambda: world.leased() == 1)
+    relay.signal(signal.SIGHUP)
+    until('it reloads', lambda: 'reloading' in relay.said())
+    equal('the status', relay.stop(), 0)
+    equal('starts', relay.said().count('started'), 1)
+    equal('leased', world.leased(), 0)
+
+
 def stops_asleep(world):
     """A relay stops at once, even if it has just begun to sleep."""
     for pause in 0.3, 0, 0, 0, 0.001, 0.002, 0.005, 0.01:
@@ -595,6 +615,7 @@ TESTS = [
     ('relays side by side deliver each message once', side_by_side),
     ('SIGTERM: deliveries end, the rest is given back without an attempt', stops),
     ('SIGTERM: what does not end in time is given back', stops_in_time),
+    ('SIGTERM: a second signal ends the relay at once', stops_twice),
     ('SIGTERM: a relay that sleeps ends at once', stops_asleep),
     ('SIGHUP: a new configuration, unless it has a fault', reloads),
     ('SIGHUP: the configuration that was checked is used, even if the file changes', reloads_what_was_checked),
