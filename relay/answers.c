@@ -107,14 +107,21 @@ relay_answers_begin(RelayAnswers *answers, RelayServer *server,
 }
 
 /*
- * Send the next answers, if the connection is idle.  The leases come first.
- * Called in every round.
+ * Send the next answers, if the connection is idle.  The leases come first,
+ * and the lists of answers take turns.  Called in every round.
  */
 void
 relay_answers_work(RelayAnswers *answers, int64_t now)
 {
 	const RelayDatabase *database = &answers->database;
 	RelayQueue *queue = answers->queue;
+	RelayMessageList *const lists[] = {
+		&queue->delivered, &queue->refused, &queue->untried
+	};
+	static const RelayCall list_calls[] = {
+		RELAY_CALL_ACK, RELAY_CALL_NACK, RELAY_CALL_RELEASE
+	};
+	int			i;
 
 	relay_database_work(&answers->database, now);
 	if (database->state == RELAY_DATABASE_IDLE)
@@ -126,12 +133,11 @@ relay_answers_work(RelayAnswers *answers, int64_t now)
 		cancel(answers);
 	if (database->state == RELAY_DATABASE_IDLE && !answers->others_first)
 		answer_alone(answers, now);
-	if (database->state == RELAY_DATABASE_IDLE)
-		answer_batch(answers, &queue->delivered, RELAY_CALL_ACK);
-	if (database->state == RELAY_DATABASE_IDLE)
-		answer_batch(answers, &queue->refused, RELAY_CALL_NACK);
-	if (database->state == RELAY_DATABASE_IDLE)
-		answer_batch(answers, &queue->untried, RELAY_CALL_RELEASE);
+	for (i = 0; i < 3 && database->state == RELAY_DATABASE_IDLE; i++)
+	{
+		answers->turn = (answers->turn + 1) % 3;
+		answer_batch(answers, lists[answers->turn], list_calls[answers->turn]);
+	}
 	if (database->state == RELAY_DATABASE_IDLE)
 		answer_alone(answers, now);
 	if (queue->count > 0)

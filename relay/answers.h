@@ -35,6 +35,7 @@ typedef struct RelayAnswers
 	RelayMessageList called;	/* the messages that it answers */
 	int			ncalled;		/* their number, or of leases to extend */
 	int64_t		called_at;
+	int			turn;			/* the list that was answered last */
 	int			nalone;			/* messages with "answer_alone" */
 	bool		others_first;	/* the last call was about a message alone, or
 								 * waited for a locked row */

@@ -192,7 +192,9 @@ work(RelayCompleter *completer, int64_t now)
 	int			left = sink->window - sink->ready.count -
 		sink->in_flight.count;
 
-	if (queue->count >= HELD * sink->max_in_flight)
+	/* The server would return those that have expired again. */
+	if (queue->count >= HELD * sink->max_in_flight ||
+		relay_queue_has_expired(queue, now))
 		left = 0;
 	retry_deferred(completer, now);
 	relay_database_work(&completer->answers, now);
@@ -411,7 +413,10 @@ answer(RelayCompleter *completer, int64_t now)
 
 			/* Another relay can have a claim that was kept. */
 			if (call == RELAY_CLAIM_PAUSE && !message->counted)
+			{
+				message->state = RELAY_UNTRIED;
 				call = RELAY_CLAIM_RETURN;
+			}
 			relay_list_remove(list, message);
 			send_call(completer, call, message);
 			return true;

@@ -12,7 +12,9 @@
  * missing privilege might be granted by then.
  *
  * After a failover, a connection to the old server can still work.  It is lost
- * as soon as another one has reached the new server.
+ * as soon as another one has reached the new server.  But a new cluster can
+ * have an older timeline.  So if only older ones are reached for some time,
+ * one of these is used, and the other connections are lost.
  *
  * A RelayServer holds what all connections share; relay.c owns it.  A
  * RelayDatabase owns its libpq connection; answers.c and taker.c own one each.
@@ -31,6 +33,7 @@
 #define LONGEST_BACKOFF		15000
 #define CONNECT_LIMIT		10000
 #define LONGEST_LOCK_PAUSE	3000
+#define OUTDATED_LIMIT		10000
 #define FIRST_LIST			9	/* in the settings that libpq gets */
 
 /* The order is that of RelayServer.host_lists. */
@@ -193,8 +196,9 @@ relay_database_free(RelayServer *server)
 void
 relay_database_work(RelayDatabase *database, int64_t now)
 {
-	if (is_outdated(database))
-		lose(database, "another server has a newer timeline");
+	if (database->timeline != 0 &&
+		database->timeline != database->server->timeline)
+		lose(database, "the relay uses a server with another timeline");
 	if (database->state == RELAY_DATABASE_OFF)
 	{
 		if (now >= database->next_try)
@@ -282,7 +286,7 @@ relay_database_close(RelayDatabase *database)
 	database->pid = 0;
 	if (database->timeline != 0 &&
 		database->timeline == database->server->timeline &&
-		--database->server->newest == 0)
+		--database->server->ncurrent == 0)
 		database->server->timeline = 0;
 	database->timeline = 0;
 	database->state = RELAY_DATABASE_OFF;
@@ -578,12 +582,11 @@ end_setup(RelayDatabase *database, PGresult *result)
 			lose(database, "another server has a newer timeline");
 		else
 		{
-			if (database->timeline > server->timeline)
+			if (database->timeline != 0)
 			{
-				server->timeline = database->timeline;
-				server->newest = 0;
+				relay_database_use(server, database->timeline);
+				server->ncurrent++;
 			}
-			server->newest += database->timeline != 0;
 			database->state = RELAY_DATABASE_IDLE;
 			if (database->losses > 0 && database->backoff > 0)
 				relay_log(RELAY_INFO, "connected to the database again (%s)",
@@ -595,13 +598,32 @@ end_setup(RelayDatabase *database, PGresult *result)
 
 /*
  * Return whether another connection has reached a server with a newer
- * timeline.
+ * timeline, unless only older ones are reached for a while.
  */
 static bool
 is_outdated(const RelayDatabase *database)
 {
-	return database->timeline != 0 &&
-		database->timeline < database->server->timeline;
+	RelayServer *server = database->server;
+	int64_t		now = relay_now();
+
+	if (database->timeline == 0 || database->timeline >= server->timeline)
+		return false;
+	if (!server->outdated_since)
+		server->outdated_since = now;
+	return now - server->outdated_since < OUTDATED_LIMIT;
+}
+
+/*
+ * Use a server with this timeline, which is not 0.  The connections to others
+ * are lost.
+ */
+void
+relay_database_use(RelayServer *server, unsigned timeline)
+{
+	if (timeline != server->timeline)
+		server->ncurrent = 0;
+	server->timeline = timeline;
+	server->outdated_since = 0;
 }
 
 /*

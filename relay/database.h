@@ -60,8 +60,9 @@ typedef struct RelayServer
 	int			nhosts;
 	int			good_host;		/* number of the one that worked at start */
 
-	unsigned	timeline;		/* the newest of the connections; 0: unknown */
-	int			newest;			/* connections that have it */
+	unsigned	timeline;		/* the one that is used; 0: unknown */
+	int			ncurrent;		/* connections that have it */
+	int64_t		outdated_since; /* only older ones were reached; or 0 */
 	int			max_attempts;	/* idempotency.outbox_max_attempts */
 	bool		no_timeline;	/* it does not report one */
 	bool		has_timeline;	/* it has reported one, so it can again */
@@ -123,6 +124,7 @@ extern void relay_database_work(RelayDatabase *database, int64_t now);
 extern void relay_database_query(RelayDatabase *database, int64_t limit,
 								 const char *query, int nparams,
 								 const char *const *params);
+extern void relay_database_use(RelayServer *server, unsigned timeline);
 extern void relay_database_refused(RelayDatabase *database,
 								   const PGresult *result);
 extern bool relay_database_is_locked(const PGresult *result);

@@ -60,8 +60,8 @@ relay_dispatch_work(const RelayRouting *routing, const RelayAnswers *answers,
 
 			/* Its lease is lost, or cannot be extended now. */
 			if (message->lease_end == RELAY_LEASE_LOST ||
-				(!may_start &&
-				 (message->answer_alone || message->claim_token)))
+				(!may_start && (message->answer_alone ||
+								message->blocked_until > now)))
 			{
 				relay_queue_release(sink->queue, message);
 				continue;

@@ -244,6 +244,9 @@ relay_pipeline_attach(RelaySink *sink)
 {
 	RelayPipeline *pipeline = sink->state;
 
+	/* Otherwise messages would be taken there, and not be copied here. */
+	if (pipeline->timeline > sink->server->timeline)
+		relay_database_use(sink->server, pipeline->timeline);
 	pipeline->fd = PQsocket(pipeline->connection);
 	relay_loop_watch(sink->loop, pipeline->fd, RELAY_LOOP_READ, socket_ready,
 					 sink);
@@ -311,14 +314,22 @@ flush(RelaySink *sink)
 
 /*
  * Implement RelaySinkType.work: end the batch of the last round, and detect a
- * server that does not respond.
+ * server that does not respond, or that the relay does not use any more.
  */
 void
 relay_pipeline_work(RelaySink *sink, int64_t now)
 {
-	const RelayPipeline *pipeline = sink->state;
+	RelayPipeline *pipeline = sink->state;
+	const RelayServer *server = sink->server;
 	int64_t		limit = pipeline->last_result + sink->timeout + FEW_SECONDS;
 
+	if (pipeline->timeline && server->timeline &&
+		pipeline->timeline != server->timeline)
+	{
+		pipeline->first_host = (pipeline->first_host + 1) % server->nhosts;
+		relay_sink_down(sink, "the relay uses a server with another timeline");
+		return;
+	}
 	if (pipeline->unsynced > 0)
 		end_batch(sink);
 	if (!sink->connected || !sink->in_flight.first)

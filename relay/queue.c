@@ -11,7 +11,8 @@
  * becomes ready.  If the first one is refused or released, those behind it are
  * released, because the server returns them again after their predecessor.
  * None is held behind a message that has failed before, because those could
- * fill the relay.
+ * fill the relay.  But if the relay has lost the first one's lease, the server
+ * would return them at once.
  *
  * A RelayQueue owns its messages.  taker.c adds them, dispatch.c hands them
  * over, sink.c reports the outcome, and answers.c drops them.
@@ -59,7 +60,8 @@ relay_queue_add(RelayQueue *queue, RelayMessage *message)
 
 		message->hash = hash_key(message);
 		first = find_first(queue, message);
-		if (first && first->failures > 0)
+		if (first && first->failures > 0 &&
+			first->lease_end != RELAY_LEASE_LOST)
 		{
 			release_chain(queue, message);
 			return;
@@ -184,6 +186,21 @@ relay_queue_lose(RelayQueue *queue, RelayMessage *message)
 			before->behind = NULL;
 		release_chain(queue, message);
 	}
+}
+
+/*
+ * Return whether a message is held whose lease has expired and whose row is
+ * not locked.
+ */
+bool
+relay_queue_has_expired(const RelayQueue *queue, int64_t now)
+{
+	const RelayMessage *message = queue->first;
+
+	while (message && (message->lease_end > now || message->answer_alone ||
+					   message->blocked_until > now))
+		message = message->held_next;
+	return message != NULL;
 }
 
 /*

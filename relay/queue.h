@@ -44,6 +44,7 @@ extern void relay_queue_refuse(RelayQueue *queue, RelayMessage *message,
 							   const char *reason);
 extern void relay_queue_release(RelayQueue *queue, RelayMessage *message);
 extern void relay_queue_lose(RelayQueue *queue, RelayMessage *message);
+extern bool relay_queue_has_expired(const RelayQueue *queue, int64_t now);
 extern void relay_queue_drop(RelayQueue *queue, RelayMessage *message);
 
 #endif							/* IDEM_RELAY_QUEUE_H */

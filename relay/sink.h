@@ -81,7 +81,7 @@ struct RelaySink
 	const RelaySinkType *type;
 	RelayLoop  *loop;
 	RelayQueue *queue;
-	const struct RelayServer *server;	/* of the outbox */
+	struct RelayServer *server; /* of the outbox */
 	bool		verbose;		/* log each delivery */
 	void	   *state;			/* of the type; sinks.c frees it */
 

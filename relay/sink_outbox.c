@@ -10,7 +10,7 @@
  * that answers.c sends afterwards has no effect.  After a failover, another
  * message can have the id of one that is lost; see answers.c.  So the
  * statement runs only on a server with the timeline of the one that had the
- * message.  If that is newer, the sink connects to another host.
+ * message.
  *
  * The sink's "state" is a RelayPipeline.  The callers are sinks.c, dispatch.c
  * and sink.c, through the RelaySinkType; sinks.c also calls the check.
@@ -19,7 +19,6 @@
  */
 #include <stdio.h>
 
-#include "database.h"
 #include "memory.h"
 #include "pipeline.h"
 #include "sink_outbox.h"
@@ -136,7 +135,7 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 static void
 deliver(RelaySink *sink, RelayMessage *message)
 {
-	RelayPipeline *pipeline = sink->state;
+	const RelayPipeline *pipeline = sink->state;
 	unsigned	timeline = pipeline->timeline;
 	char	  **copies;
 	RelayText  *topics;
@@ -148,15 +147,7 @@ deliver(RelaySink *sink, RelayMessage *message)
 
 	if (timeline && message->timeline && timeline != message->timeline)
 	{
-		bool		is_old = timeline < message->timeline;
-
 		relay_queue_release(sink->queue, message);
-		if (is_old)
-		{
-			pipeline->first_host = (pipeline->first_host + 1) %
-				sink->server->nhosts;
-			relay_sink_down(sink, "the server has an old timeline");
-		}
 		return;
 	}
 	copies = relay_config_list(relay_section_text(sink->section, "copies"));

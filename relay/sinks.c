@@ -80,7 +80,7 @@ static RelaySink *make_sink(const RelayRouting *routing, RelayConfig *config,
 void
 relay_sinks_configure(RelayRouting *routing, RelayConfig *config,
 					  RelayLoop *loop, RelayQueue *queue,
-					  const struct RelayServer *server)
+					  struct RelayServer *server)
 {
 	RelaySection *section;
 	RelaySink **end = &routing->first;

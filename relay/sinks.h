@@ -15,7 +15,7 @@ typedef void (*RelaySinksCallback) (const char *title,
 
 extern void relay_sinks_configure(RelayRouting *routing, RelayConfig *config,
 								  RelayLoop *loop, RelayQueue *queue,
-								  const struct RelayServer *server);
+								  struct RelayServer *server);
 extern void relay_sinks_describe(RelaySinksCallback describe);
 extern bool relay_sinks_connect(const RelayRouting *routing);
 extern void relay_sinks_free(RelayRouting *routing);

@@ -14,9 +14,10 @@
  *
  * If a take loses its connection, the next one asks for half as many messages.
  * Otherwise a result that is too large for a slow connection would be asked
- * for again and again.  The same happens if the queue releases most messages
- * of a take, because they are behind retries.  Otherwise takes would be full
- * of such messages, and the others would wait for many takes.
+ * for again and again.  The same happens if a result arrives slowly, because
+ * the messages of other topics wait meanwhile, and if the queue releases most
+ * messages of a take, because they are behind retries.  Otherwise takes would
+ * be full of such messages, and the others would wait for many takes.
  *
  * The relay measures a lease with the clock of this machine, from before the
  * call.  So a lease expires here before it expires on the server.
@@ -47,17 +48,18 @@
 #define CANCEL_AGAIN	200
 #define LIST_AGAIN		500		/* while no topic can be taken */
 
+#define MOST_LEASES		10		/* that an arrival counts, at most */
+#define SLOW_SHARE		10		/* a result that takes 1/10 of it is slow */
 #define NCOLUMNS		11		/* of the query in take() */
 
 static void list_topics(RelayTaker *taker);
 static void end_list(RelayTaker *taker, const PGresult *result);
-static bool is_overdue(const RelayQueue *queue, int64_t now);
 static int	free_places(const RelayTaker *taker);
 static void take(RelayTaker *taker, int count, const char *topics,
 				 int64_t now);
 static void answered(void *owner, PGresult *result);
 static void adjust_limit(RelayTaker *taker, bool lower);
-static void note_arrival(RelayTaker *taker, int64_t now);
+static bool note_arrival(RelayTaker *taker, int64_t now);
 static void add_message(RelayTaker *taker, const PGresult *result, int row);
 
 /*
@@ -102,7 +104,7 @@ relay_taker_work(RelayTaker *taker, int64_t now)
 	if (taker->database.state != RELAY_DATABASE_IDLE ||
 		!relay_answers_connected(taker->answers))
 		return;
-	taker->late = taker->late && is_overdue(taker->queue, now);
+	taker->late = taker->late && relay_queue_has_expired(taker->queue, now);
 	if (taker->late)
 		return;
 	count = free_places(taker);
@@ -197,20 +199,6 @@ relay_taker_stop(RelayTaker *taker, int64_t now)
 	}
 	relay_loop_wake_at(taker->database.server->loop, taker->next_cancel);
 	return false;
-}
-
-/*
- * Return whether the relay holds a message whose lease has expired and whose
- * row is not locked.
- */
-static bool
-is_overdue(const RelayQueue *queue, int64_t now)
-{
-	const RelayMessage *message = queue->first;
-
-	while (message && (message->lease_end > now || message->answer_alone))
-		message = message->held_next;
-	return message != NULL;
 }
 
 /*
@@ -309,6 +297,7 @@ answered(void *owner, PGresult *result)
 	RelayMessage *message;
 	bool		listing = taker->listing;
 	int			released = taker->queue->untried.count;
+	bool		slow = false;
 	int			row;
 
 	taker->listing = false;
@@ -327,20 +316,24 @@ answered(void *owner, PGresult *result)
 		taker->database.backoff = 0;
 		taker->taken += (uint64_t) PQntuples(result);
 		if (PQntuples(result) > 0)
-			note_arrival(taker, relay_now());
+			slow = note_arrival(taker, relay_now());
 		if (PQntuples(result) == 0 && taker->nap < SHORT_WAIT)
 			taker->nap *= 2;
 		for (row = 0; row < PQntuples(result); row++)
 			add_message(taker, result, row);
 		released = taker->queue->untried.count - released;
-		adjust_limit(taker, released > PQntuples(result) / 2);
+		adjust_limit(taker, slow || released > PQntuples(result) / 2);
 		/* Only now do those of a key wait behind each other. */
 		message = last ? last->held_next : taker->queue->first;
 		for (; message; message = message->held_next)
 			relay_sink_limit_abandoned(message);
 	}
 	else if (!taker->stopping)
+	{
+		/* The lease can be too long. */
+		taker->arrival = 0;
 		relay_database_refused(&taker->database, result);
+	}
 	PQclear(result);
 }
 
@@ -360,20 +353,24 @@ adjust_limit(RelayTaker *taker, bool lower)
 
 /*
  * Note how long the result of a take took to arrive, if that is the longest
- * time of the last hour.
+ * time of the last hour.  Returns whether that was long.
  */
-static void
+static bool
 note_arrival(RelayTaker *taker, int64_t now)
 {
 	int64_t		first_sign = taker->database.first_sign;
 	int64_t		arrival = first_sign ? now - first_sign : 0;
 
+	/* The machine can have been asleep. */
+	if (arrival > MOST_LEASES * taker->lease)
+		arrival = MOST_LEASES * taker->lease;
 	if (arrival >= taker->arrival || now >= taker->arrival_end)
 	{
 		taker->arrival = arrival;
 		taker->arrival_end = now + ARRIVAL_TIME;
 	}
 	taker->late = now >= taker->taken_at + taker->lease;
+	return arrival > taker->lease / SLOW_SHARE;
 }
 
 /*

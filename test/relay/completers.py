@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import tempfile
@@ -14,7 +15,7 @@ import psycopg2
 
 from endpoint import Endpoint
 from processes import server_socket
-from proxies import Gate
+from proxies import Gate, SlowLink
 from reporting import page
 from world import PROGRAM, equal, expect, free_port, until
 
@@ -259,6 +260,27 @@ def returns_at_stop(world):
     endpoint.close()
 
 
+def arrives_late(world):
+    """Claims that arrive after their leases are sent at their first attempt."""
+    directory = tempfile.mkdtemp(dir=world.directory)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
+    listener.listen()
+    SlowLink(listener, server_socket, 40000)
+    endpoint = Endpoint(lambda request, number: (200, {}, b'ok'))
+    world.query('TRUNCATE idem_keys')
+    for n in range(5):
+        claim(world, n, {'n': 'x' * 30000})
+    relay = world.relay('--database=host=%s port=5432' % directory, '--c.resume=shop', '--c.sink=webhook', '--c.url=' + endpoint.url,
+                        '--lease=1s', '--wait=300ms').started()
+    until('they are completed', lambda: world.query("SELECT count(*) FROM idem_keys WHERE state = 'completed'") == [(5,)])
+    equal('attempts', world.query('SELECT max(attempt) FROM idem_keys'), [(2,)])
+    equal('requests', len(endpoint.requests), 5)
+    equal('the status', relay.stop(), 0)
+    listener.close()
+    endpoint.close()
+
+
 def returns_kept(world):
     """A relay that stops, or whose sink is disabled, returns the claims that it has
     kept at once."""
@@ -273,6 +295,31 @@ def returns_kept(world):
     until('the sink is disabled', lambda: 'is disabled' in relay.said())
     until('the claim is returned', lambda: lookup(world, key)[0] == 'failed', 5)
     equal('the status', relay.stop(), 0)
+
+
+def returned_late(world):
+    """A claim whose return waits for a locked row is returned even if the relay goes on
+    with its old configuration."""
+    secret = os.path.join(world.directory, 'secret')
+    with open(secret, 'w') as file:
+        file.write('whsec_' + 'QUFB' * 8)
+    os.chmod(secret, 0o600)
+    port = free_port()
+    world.query('TRUNCATE idem_keys')
+    key, _ = claim(world, 1, {'n': 1})
+    relay = world.relay('--c.resume=shop', '--c.sink=webhook', '--c.url=http://127.0.0.1:%d/' % port, '--c.secret_file=' + secret,
+                        '--stop_timeout=100ms').started()
+    until('its pause is long', lambda: relay.said().count('is deferred') >= 3)
+    with contextlib.closing(psycopg2.connect('')) as other:
+        other.cursor().execute('SELECT FROM idem_keys FOR UPDATE')
+        relay.signal(signal.SIGHUP)
+        until('it reloads', lambda: 'reloading' in relay.said())
+        os.unlink(secret)
+        until('it goes on', lambda: 'keeps the old one' in relay.said())
+    endpoint = Endpoint(lambda request, number: (200, {}, b'ok'), port=port)
+    until('it is completed', lambda: lookup(world, key)[0] == 'completed')
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
 
 
 def kept_too_long(world):
@@ -292,8 +339,10 @@ def kept_too_long(world):
     gate.opened.clear()
     until('its lease is over', lambda: world.query("SELECT key FROM idem_resume(1, '1 hour')"))
     endpoint = Endpoint(lambda request, number: (200, {}, b'ok'), port=port)
+    used = relay.cpu()
     time.sleep(3)
     equal('requests', len(endpoint.requests), 0)
+    expect('it keeps a processor busy', relay.cpu() - used < 0.3)
     gate.opened.set()
     key, _ = claim(world, 2, {'n': 2})
     until('another one is completed', lambda: lookup(world, key)[0] == 'completed')
@@ -356,7 +405,9 @@ TESTS = [
     ('completer: a completion that the server refuses delays no other answer', refused_completion),
     ('completer: a role that lacks a privilege is reported', lacks_privilege),
     ('completer: a relay that stops gives its claims back', returns_at_stop),
+    ('completer: claims that arrive after their leases are sent', arrives_late),
     ('completer: a relay that stops, or disables its sink, returns what it has kept', returns_kept),
+    ('completer: a claim that waits for its return is returned after a reload without effect', returned_late),
     ('completer: a claim that is kept is not sent after its lease', kept_too_long),
     ('completer: application and relays are killed; every effect once, none left', killed),
 ]

@@ -36,6 +36,9 @@ END $$;
 """
 
 
+TAKES = "SELECT pid FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid() AND query LIKE '%idem_outbox_take%'"
+
+
 class Other(World):
     """Another server with the extension, which can be killed."""
 
@@ -480,8 +483,7 @@ def takes_late(world):
     new = old.copy()
     try:
         relay = world.relay('--database=' + old.primary(), '--w.sink=webhook', '--w.topics=t', '--w.url=' + endpoint.url).started()
-        take = until('it takes', lambda: old.query("SELECT pid FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid() "
-                                                   "AND query LIKE '%idem_outbox_take%'"))[0][0]
+        take = until('it takes', lambda: old.query(TAKES))[0][0]
         # Only this one is idle since its setup now.
         answers = old.session('outbox_max_attempts')
         os.kill(take, signal.SIGSTOP)
@@ -552,7 +554,44 @@ def copies_beside_old(world):
         for n in range(5):
             new.publish('t')
         until('the others are copied', lambda: new.query(copies) == [(6,)])
-        expect('it has not reached the old one', 'the server has an old timeline' in relay.said())
+        expect('it has not reached the old one', 'sink "events" is paused: the relay uses a server with another' in relay.said())
+        equal('the status', relay.stop(), 0)
+    finally:
+        old.remove()
+        new.remove()
+
+
+def sink_goes_first(world):
+    """If only the sink "outbox" has reached the new server, the other connections
+    follow."""
+    old = Other(world)
+    new = old.copy()
+    try:
+        relay = world.relay('--database=' + old.primary(), '--events.sink=outbox', '--events.topics=t', '--events.copies=copy').started()
+        session = old.session('idem_publish_many')
+        new.promote()
+        old.query('SELECT pg_terminate_backend(%s)', session)
+        new.publish('t')
+        until('it is copied', lambda: new.query("SELECT 1 FROM idem_outbox WHERE topic = 'copy'"))
+        equal('the status', relay.stop(), 0)
+    finally:
+        old.remove()
+        new.remove()
+
+
+def older_for_good(world):
+    """If clients reach a server with an older timeline for good, the relay does, too."""
+    old = Other(world)
+    new = old.copy()
+    try:
+        new.promote()
+        relay = world.relay('--database=' + old.primary(), '--out.sink=stdout', '--out.topics=t').started()
+        take = until('it takes', lambda: new.query(TAKES))[0][0]
+        old.become_primary()
+        new.query('SELECT pg_terminate_backend(%s)', take)
+        old.publish('t')
+        old.all_acked(1, 60)
+        expect('it did not wait', 'another server has a newer timeline' in relay.said())
         equal('the status', relay.stop(), 0)
     finally:
         old.remove()
@@ -603,6 +642,8 @@ TESTS = [
     ('database: a failover that loses transactions loses no later message', fails_over),
     ('database: a take that the old server answers after a failover loses no message', takes_late),
     ('outbox: a failover that loses transactions loses no later message', copies_after_failover),
+    ('outbox: after a failover, the other connections follow the sink', sink_goes_first),
+    ('database: an older timeline is accepted if no other is reached', older_for_good),
     ('outbox: after a failover, the old server does not stop the copies', copies_beside_old),
     ('database: a server that reports no timeline is used as well', without_timeline),
 ]

@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
 
@@ -17,6 +18,7 @@ import psycopg2
 import amqp
 import kafka
 from endpoint import Endpoint
+from processes import server_socket
 from proxies import Slow
 from rabbit import Proxy
 from world import PROGRAM, Broken, equal, expect, free_port, until
@@ -318,6 +320,51 @@ def released_behind(world):
     print('# %d messages were given back at %d attempts' % counts, flush=True)
     expect('too many', counts[0] < 20 * counts[1])
     endpoint.close()
+
+
+def behind_lost(world):
+    """A message is not taken and given back all the time while the relay, which has
+    lost its lease, still tries it."""
+    goes_on = threading.Event()
+    endpoint = Endpoint(lambda request, number: (500, {}, b'bug') if number == 1 else goes_on.wait(60) and (204, {}, b''))
+    message = world.publish('t', '1', 'k')
+    relay = webhook(world, endpoint, '--w.timeout=60s', '--lease=2s', '--wait=600ms')
+    until('it is tried again', lambda: len(endpoint.requests) == 2)
+    relay.signal(signal.SIGSTOP)
+    until('another relay takes it', lambda: world.query("SELECT id FROM idem_outbox_take(10, '1 minute')"))
+    relay.signal(signal.SIGCONT)
+    until('it is lost', lambda: 'is lost: another relay has it' in relay.said())
+    taken = world.outbox(message)[1]
+    world.query('SELECT idem_outbox_release(array_agg(id)) FROM idem_outbox')
+    time.sleep(2)
+    expect('it is taken again and again', world.outbox(message)[1] <= taken + 1)
+    goes_on.set()
+    world.all_acked(1)
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
+def refused_beside_steady(world):
+    """A sink whose messages are acknowledged all the time does not delay the answers
+    about messages that another one refuses."""
+    directory = os.path.join(world.directory, 'far')
+    os.mkdir(directory)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
+        listener.listen()
+        Slow(listener, server_socket)
+        good = Endpoint(lambda request, number: time.sleep(0.1) or (204, {}, b''))
+        bad = Endpoint(lambda request, number: (404, {}, b'no'))
+        world.query("SELECT count(idem_publish('t', to_jsonb(n))) FROM generate_series(1, 5000) AS n")
+        relay = webhook(world, good, '--w.in_flight=20', '--b.sink=webhook', '--b.topics=b', '--b.url=' + bad.url,
+                        '--database=host=%s port=5432' % directory, '--stop_timeout=1s')
+        until('some are acknowledged', lambda: world.states().get('acked', 0) > 100)
+        message = world.publish('b')
+        until('another one is refused', lambda: world.outbox(message)[3] == 'status 404: no', 5)
+        expect('all are acknowledged', world.states()['acked'] < 5000)
+        relay.kill()
+    good.close()
+    bad.close()
 
 
 def commands(world, *more):
@@ -817,16 +864,11 @@ def locked_beside_many(world):
     directory = os.path.join(world.directory, 'slow')
     os.mkdir(directory)
 
-    def connect():
-        server = socket.socket(socket.AF_UNIX)
-        server.connect(os.path.join(os.environ['PGHOST'], '.s.PGSQL.' + os.environ['PGPORT']))
-        return server
-
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(os.path.join(directory, '.s.PGSQL.' + os.environ['PGPORT']))
     listener.listen()
     with listener:
-        Slow(listener, connect)
+        Slow(listener, server_socket)
         takes = ("SELECT 1 FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid() "
                  "AND query LIKE '%idem_outbox_take%'")
         until('the relay of an earlier test has ended', lambda: not world.query(takes))
@@ -1029,6 +1071,8 @@ TESTS = [
     ('isolation: a message for which a command ends with 75 waits alone', command_defers),
     ('isolation: commands that run into their timeout delay no other', late_commands),
     ('isolation: the messages behind retries do not fill the relay', behind_retries),
+    ('isolation: a message whose lease is lost is not taken again and again', behind_lost),
+    ('isolation: a steady sink does not delay the refusals of another one', refused_beside_steady),
     ('isolation: takes are not full of messages behind retries', released_behind),
     ('isolation: a relay knows the messages that failed at another one', failed_elsewhere),
     ('isolation: an error text in any encoding stops no relay', any_encoding),

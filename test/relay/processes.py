@@ -562,6 +562,44 @@ def slow_take(world):
     shutil.rmtree(directory)
 
 
+def slow_batch(world):
+    """If a result arrives slowly, the next take asks for fewer messages."""
+    directory = tempfile.mkdtemp(dir=world.directory)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
+    listener.listen()
+    SlowLink(listener, server_socket, 400000)
+    world.query("SELECT count(idem_publish('t', to_jsonb(repeat('x', 50000)))) FROM generate_series(1, 60)")
+    relay = world.relay('--out.sink=stdout', '--out.topics=t', '--batch=20', '--lease=3s', '--wait=1s',
+                        '--database=host=%s port=5432' % directory)
+    until('the first ones are acknowledged', lambda: world.states().get('acked', 0) >= 20)
+    until('there is another take', lambda: 0 < world.leased() < 20, 1)
+    world.all_acked(60)
+    equal('the status', relay.stop(), 0)
+    listener.close()
+    shutil.rmtree(directory)
+
+
+def short_max_lease(world):
+    """If a lease that is longer because of a slow arrival is not allowed, the next take
+    asks for the usual one."""
+    directory = tempfile.mkdtemp(dir=world.directory)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
+    listener.listen()
+    SlowLink(listener, server_socket, 100000)
+    with world.setting('max_lease', "'5s'"):
+        relay = world.relay('--out.sink=stdout', '--out.topics=t', '--lease=3s', '--wait=1s', '--database=host=%s port=5432' % directory)
+        world.publish('t', '"%s"' % ('x' * 200000))
+        world.all_acked(1)
+        world.publish('t')
+        world.all_acked(2)
+        expect('the lease was allowed', 'must not be longer than "idempotency.max_lease"' in relay.said())
+        equal('the status', relay.stop(), 0)
+    listener.close()
+    shutil.rmtree(directory)
+
+
 def late_take(world):
     """A lease begins before the request.  When its answer comes late, another
     relay can have the message, so it is not delivered before it is extended."""
@@ -603,6 +641,8 @@ def deaf_host(world):
 TESTS = [
     ('a take whose result is too large for the connection is repeated with fewer messages', large_take),
     ('a message that arrives slowly is delivered, and delays the others only once', slow_take),
+    ('after a result that arrives slowly, a take asks for fewer messages', slow_batch),
+    ('a lease that is longer than the server allows ends no take', short_max_lease),
     ('the lease of a take whose answer is late counts from the request', late_take),
     ('standard output on a full disk is waited for', disk_full),
     ('of several hosts, the primary is found after a failover', fails_over),

@@ -91,6 +91,12 @@ class Relay:
         with open(self.out) as out:
             return out.read().splitlines()
 
+    def cpu(self):
+        """The seconds of processor time that it has used."""
+        with open('/proc/%d/stat' % self.process.pid) as file:
+            fields = file.read().rsplit(')', 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')
+
     def signal(self, number):
         self.process.send_signal(number)
 
