@@ -160,7 +160,8 @@ prepare(RelaySink *sink, const char *statement, char *why, size_t size)
 }
 
 /*
- * Read the timeline of the server, if it reports one.
+ * Read the timeline of the server, if it reports one.  A server that has
+ * reported it must do so again.
  */
 static bool
 read_timeline(RelaySink *sink, char *why, size_t size)
@@ -173,11 +174,12 @@ read_timeline(RelaySink *sink, char *why, size_t size)
 	const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
 	bool		done = PQntuples(result) == 1;
 
-	pipeline->timeline = done ?
-		(unsigned) strtoul(PQgetvalue(result, 0, 0), NULL, 16) : 0;
-	/* It is not supported, or not allowed. */
-	if (state && (strncmp(state, "0A", 2) == 0 ||
-				  strncmp(state, "42", 2) == 0))
+	if (done)
+		pipeline->timeline = (unsigned) strtoul(PQgetvalue(result, 0, 0), NULL,
+												16);
+	/* It was never supported, or allowed. */
+	else if (state && !pipeline->timeline &&
+			 (strncmp(state, "0A", 2) == 0 || strncmp(state, "42", 2) == 0))
 		done = true;
 	if (!done)
 		describe_failure(sink, result, why, size);

@@ -298,7 +298,7 @@ def returns_kept(world):
 
 
 def returned_late(world):
-    """A claim whose return waits for a locked row is returned even if the relay goes on
+    """A claim whose return waits for a locked row is returned even if the relay continues
     with its old configuration."""
     secret = os.path.join(world.directory, 'secret')
     with open(secret, 'w') as file:
