@@ -349,8 +349,7 @@ static bool
 is_deferred(const RelayCompleter *completer, const RelayMessage *message)
 {
 	return message->state == RELAY_REFUSED && !message->counted &&
-		!completer->stopping && !message->sink->disabled &&
-		message->lease_end != RELAY_LEASE_LOST;
+		!completer->stopping && message->lease_end != RELAY_LEASE_LOST;
 }
 
 /*

@@ -13,6 +13,7 @@ import time
 
 import psycopg2
 
+from databases import Other
 from endpoint import Endpoint
 from processes import server_socket
 from proxies import Gate, SlowLink
@@ -281,6 +282,32 @@ def arrives_late(world):
     endpoint.close()
 
 
+def outage_of_database(world):
+    """A request that runs while the database is away for longer than its lease is not
+    sent again."""
+    goes_on = threading.Event()
+    endpoint = Endpoint(lambda request, number: goes_on.wait(60) and (200, {}, b'ok'))
+    other = Other(world)
+    try:
+        for n in range(5):
+            claim(other, n, {'n': n})
+        relay = world.relay('--database=' + other.where, '--c.resume=shop', '--c.sink=webhook', '--c.url=' + endpoint.url,
+                            '--lease=1s', '--wait=300ms', '--c.timeout=60s').started()
+        until('they are sent', lambda: len(endpoint.requests) == 5)
+        other.stop()
+        time.sleep(1.5)
+        other.start()
+        until('it is connected again', lambda: other.query(
+            "SELECT 1 FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%idem_resume%' AND pid <> pg_backend_pid()"))
+        goes_on.set()
+        until('they are completed', lambda: other.query("SELECT count(*) FROM idem_keys WHERE state = 'completed'") == [(5,)])
+        equal('requests', len(endpoint.requests), 5)
+        equal('the status', relay.stop(), 0)
+    finally:
+        other.remove()
+        endpoint.close()
+
+
 def returns_kept(world):
     """A relay that stops, or whose sink is disabled, returns the claims that it has
     kept at once."""
@@ -293,7 +320,7 @@ def returns_kept(world):
     equal('the claim', lookup(world, key)[0], 'failed')
     relay = world.relay(*options, '--c.disable_after=1s').started()
     until('the sink is disabled', lambda: 'is disabled' in relay.said())
-    until('the claim is returned', lambda: lookup(world, key)[0] == 'failed', 5)
+    until('the claim is returned', lambda: lookup(world, key)[0] == 'failed')
     equal('the status', relay.stop(), 0)
 
 
@@ -406,6 +433,7 @@ TESTS = [
     ('completer: a role that lacks a privilege is reported', lacks_privilege),
     ('completer: a relay that stops gives its claims back', returns_at_stop),
     ('completer: claims that arrive after their leases are sent', arrives_late),
+    ('completer: an outage of the database, longer than the lease, sends no request again', outage_of_database),
     ('completer: a relay that stops, or disables its sink, returns what it has kept', returns_kept),
     ('completer: a claim that waits for its return is returned after a reload without effect', returned_late),
     ('completer: a claim that is kept is not sent after its lease', kept_too_long),

@@ -352,7 +352,7 @@ def refused_beside_steady(world):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
         listener.listen()
-        Slow(listener, server_socket)
+        Slow(listener, server_socket, 0.2)
         good = Endpoint(lambda request, number: time.sleep(0.1) or (204, {}, b''))
         bad = Endpoint(lambda request, number: (404, {}, b'no'))
         world.query("SELECT count(idem_publish('t', to_jsonb(n))) FROM generate_series(1, 5000) AS n")
@@ -360,7 +360,7 @@ def refused_beside_steady(world):
                         '--database=host=%s port=5432' % directory, '--stop_timeout=1s')
         until('some are acknowledged', lambda: world.states().get('acked', 0) > 100)
         message = world.publish('b')
-        until('another one is refused', lambda: world.outbox(message)[3] == 'status 404: no', 5)
+        until('another one is refused', lambda: world.outbox(message)[3] == 'status 404: no', 8)
         expect('all are acknowledged', world.states()['acked'] < 5000)
         relay.kill()
     good.close()

@@ -61,12 +61,16 @@ class Gate(Forwarder):
 
 
 class Slow(Forwarder):
-    """Delays everything."""
+    """Delays everything for "delay" seconds."""
+
+    def __init__(self, listener, connect, delay=0.03):
+        self.delay = delay
+        super().__init__(listener, connect)
 
     def copy(self, source, target, from_client):
         with contextlib.suppress(OSError), source, target:
             while data := source.recv(65536):
-                time.sleep(0.03)
+                time.sleep(self.delay)
                 target.sendall(data)
 
 
