@@ -31,7 +31,7 @@ from .intervals import seconds
 from .keys import request_hash, step_key
 from .postgres import Session, connection_lost, pool_exhausted, scope_is_elsewhere
 from .shards import MOVE_WAIT, Server, Servers
-from .runtimes import ABORT_DELAY, Background, Runtime, answered, maybe_await
+from .runtimes import ABORT_DELAY, Runtime, Work, answered, maybe_await
 from .telemetry import TRACEPARENT, Progress, Telemetry
 from .transaction_handle import Unawaited
 
@@ -584,13 +584,13 @@ class Core:
             return answer(claim, call.progress)
         call.progress.attempt = claim.attempt or 1
         job = job_class(self, call, claim, started)
-        background: list[Background] = []
+        stops: list[Work] = []
         deadline = job._deadline
         try:
             if time.monotonic() - started > job._lease / 3:
                 # The claim has waited for an unknown time: count the lease from here.
                 await job._renewed("heartbeat")
-            background = [self.runtime.start(job._heartbeat_loop), self.runtime.start(job._watch_lease)]
+            stops = [self.runtime.start(job._heartbeat_loop), self.runtime.start(job._watch_lease)]
             with self.telemetry.span("handler"):
                 returned = await self.runtime.bounded(lambda: function(job), deadline.left(), job._abort)
             if job._timed_out and job.result is None:
@@ -610,8 +610,8 @@ class Core:
             raise
         finally:
             job._done.set()
-            for work in background:
-                await work.stop()
+            for stop in stops:
+                await stop()
 
 
 def _as_json(name: str, found: Any) -> Any:
