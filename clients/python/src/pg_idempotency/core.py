@@ -22,6 +22,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from . import functions
+from .adapter import Session
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished,
                      ScopeMoving, TimedOut, TransactionEnded, sqlstate)
 from .functions import (Headers, HeldClaim, Interval, Statement, as_json, held, json_text, make, scope_of,
@@ -29,7 +30,7 @@ from .functions import (Headers, HeldClaim, Interval, Statement, as_json, held, 
 from .handlers import Deadline, in_handler, refuse_nested
 from .intervals import seconds
 from .keys import request_hash, step_key
-from .postgres import Session, connection_lost, pool_exhausted, scope_is_elsewhere
+from .postgres import connection_lost, pool_exhausted, scope_is_elsewhere
 from .shards import MOVE_WAIT, Server, Servers
 from .runtimes import ABORT_DELAY, Runtime, Work, answered, maybe_await
 from .telemetry import TRACEPARENT, Progress, Telemetry

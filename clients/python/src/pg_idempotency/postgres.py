@@ -59,49 +59,6 @@ def scope_is_elsewhere(error: BaseException) -> bool:
     return isinstance(error, psycopg.Error) and error.sqlstate == "55000" and error.diag.schema_name == "idem_guard"
 
 
-class Session(Protocol):
-    """A connection, while it is lent.  handle is the argument of a handler."""
-
-    @property
-    def handle(self) -> Any: ...
-
-    @property
-    def open(self) -> bool:
-        """In a transaction that may still commit."""
-
-    @property
-    def failed(self) -> bool:
-        """In a transaction that can only be rolled back."""
-
-    @property
-    def lost(self) -> bool:
-        """The connection is gone."""
-
-    @property
-    def stores_utf8(self) -> bool:
-        """Any text can be stored as text."""
-
-    async def perform(self, statement: Statement[T]) -> T: ...
-
-    async def begin(self, statement: Statement[T] | None) -> T:
-        """BEGIN and the statement."""
-
-    async def revoke_handle(self) -> None:
-        """Wait for the statement that the handle is in, and refuse all later ones."""
-
-    async def commit(self, statement: Statement[T] | None) -> T:
-        """The statement and COMMIT."""
-
-    async def rollback(self) -> None: ...
-
-    def ended(self) -> bool:
-        """The server has ended the session, even if no statement has failed yet."""
-
-    async def abort(self) -> bool | None:
-        """Cancel the statement that runs, and close the connection.  Synchronous callers do so from another thread.
-        Returns what an Abort does."""
-
-
 class Backend(Protocol):
     """Where sessions come from."""
 
