@@ -247,19 +247,20 @@ class SessionLease:
         self.was_aborted = False
         self._managers = [manager]
 
-    def detach(self) -> Leave:
-        """Return what gives the session back, as __aexit__: nothing if another caller has it already."""
+    def detach(self) -> Leave | None:
+        """Return what gives the session back, as __aexit__, unless another caller has it already."""
         try:
             leave: Leave = self._managers.pop().__aexit__
             return leave
         except IndexError:
-            return _nothing
+            return None
 
     async def __aenter__(self) -> Session:
         return self.session
 
     async def __aexit__(self, *error: Any) -> Any:
-        return await self.detach()(*error)
+        leave = self.detach()
+        return await leave(*error) if leave else None
 
     async def abort(self) -> bool | None:
         """End the session of a handler that does not return, or whose session is gone, so that a pool gets it back.
@@ -271,10 +272,6 @@ class SessionLease:
         finally:                                # also if the task is cancelled now
             if leave:
                 await leave(None, None, None)
-
-
-async def _nothing(*error: Any) -> Any:
-    pass
 
 
 class Core:
@@ -509,10 +506,9 @@ class Core:
         async with session_lease:
             if claim.outcome == "new":
                 return await self._run(call, session_lease, claim, deadline, handler)
-            if session_lease.server.backend.is_pool:
+            if session_lease.server.backend.is_pool and (leave := session_lease.detach()):
                 # Rolled back after the answer, so that a replay does not wait for it.
-                leave = session_lease.detach()
-                await self.runtime.defer(lambda: leave(None, None, None))
+                await self.runtime.defer(functools.partial(leave, None, None, None))
         return answer(claim, call.progress)
 
     async def _run(self, call: Call, session_lease: SessionLease, claim: HeldClaim, deadline: Deadline,

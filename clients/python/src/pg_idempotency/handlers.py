@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -16,30 +15,18 @@ from .functions import Interval, as_interval
 from .intervals import seconds
 
 
-@dataclass
-class HandlerContext:
-    """A handler that runs, or has run."""
-
-    sources: tuple[object, ...]
-    """The pools of which it holds a connection, and the router that named the shard."""
-    outer: HandlerContext | None
-    open: bool = True
-
-
-_current_handler: ContextVar[HandlerContext | None] = ContextVar("pg_idempotency_handler", default=None)
-
-
 class in_handler:
     """A handler runs here.  A task or thread that it has started, and that continues after it, sees that the handler is closed."""
 
     def __init__(self, *sources: object) -> None:
+        """sources: the pools of which it holds a connection, and the router that named the shard."""
         outer = _current_handler.get()
         while outer is not None and not outer.open:
             outer = outer.outer
-        self._handler = HandlerContext(sources, outer)
+        self.sources, self.outer, self.open = sources, outer, True
 
     def __enter__(self) -> None:
-        self._token = _current_handler.set(self._handler)
+        self._token = _current_handler.set(self)
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -50,7 +37,10 @@ class in_handler:
 
     def close(self) -> None:
         """Also if the exception of a signal handler has kept __enter__() or __exit__() from its end."""
-        self._handler.open = False
+        self.open = False
+
+
+_current_handler: ContextVar[in_handler | None] = ContextVar("pg_idempotency_handler", default=None)
 
 
 def refuse_nested(source: object, what: str, instead: str) -> None:
