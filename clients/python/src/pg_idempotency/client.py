@@ -84,7 +84,7 @@ def chosen(name: str, interval: Interval, ms: float | None = None, default: Inte
     """The interval of a call, or the client's.  Raises an error if it makes no sense for a request or a job."""
     if interval is None and ms is None:
         return default
-    found = as_interval(name, interval, ms)[2]
+    found = as_interval(name, interval, ms)
     if name == "ttl" and seconds(found) == 0:
         raise ValueError("ttl must not be 0, because the claim would expire before the response is stored: a duration is like "
                          "'24 hours'; omit ttl for the server's default")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from datetime import date, datetime, time as clock_time, timedelta
 from decimal import Decimal
@@ -365,38 +365,39 @@ def _made(cls: Callable[..., T], row: Row) -> T:
     return cls(*[_plain(value) for value in row])
 
 
-def _read_claim(rows: Sequence[Row]) -> Claim:
-    return _made(Claim, rows[0])
-
-
 # The SQL types of the arguments, by their names.
 _TYPES = {name: kind for kind, names in {
     "text": "method path scope key error recovery_point user_id entity_type entity_id action_type aggregate client_id token "
             "topic message_key",
-    "text[]": "keys scopes response_bodies user_ids entity_types entity_ids action_types excludes tokens topics",
+    "text[]": "keys scopes response_bodies user_ids entity_types entity_ids action_types excludes tokens topics message_keys",
+    "bytea": "request_hash",
     "bytea[]": "request_hashes",
-    "int": "max_claims event_count max_messages attempt max_lanes batch_size",
+    "int": "response_status max_claims event_count max_messages attempt max_lanes batch_size",
     "int[]": "response_statuses attempts",
     "bigint": "claim_token action_id client_seq expected_version id at_least",
     "bigint[]": "claim_tokens action_ids ids",
     "boolean": "active allow_gaps",
     "boolean[]": "actives",
-    "json": "recovery_state",
-    "json[]": "response_headers",
+    "json": "recovery_state response_headers",
     "jsonb": "document request payload headers",
+    "jsonb[]": "payloads",
     "interval": "ttl lease wait deliver_after retry_after older_than",
     "regprocedure": "handler",
     "regrole": "grantee",
 }.items() for name in names.split()}
 
 
-def _argument(name: str, value: Any, given: Mapping[str, Any]) -> tuple[str, str, Any]:
-    kind = _TYPES[name] if name != "body" else _text_or_bytea(value)
+def _argument(function: str, name: str, value: Any, given: Mapping[str, Any]) -> Argument:
+    kind = _text_or_bytea(value) if name.endswith("body") else _TYPES[name]
     if kind == "interval":
-        return as_interval(name, value, given[f"{name}_ms"])
-    if kind.startswith("json"):
-        return name, kind, _texts(value, name) if kind == "json[]" else json_text(value, name)
-    return name, kind, _list(value) if kind.endswith("[]") else value
+        value = as_interval(name, value, given[f"{name}_ms"])
+    elif kind.startswith("json"):
+        if function.endswith("_many") and not kind.endswith("[]"):
+            kind += "[]"
+        value = _texts(value, name) if kind.endswith("[]") else _document_text(value, name)
+    elif kind.endswith("[]"):
+        value = _list(value)
+    return _ARGUMENT(Argument, (name, kind, value))
 
 
 def _text_or_bytea(body: str | bytes | None) -> str:
@@ -407,16 +408,11 @@ _ARGUMENT = tuple.__new__
 """Makes an Argument in a third of the time."""
 
 
-def _statement(cls: type[Any] | None, function: str, read: Callable[[Sequence[Row]], T],
-               arguments: Iterable[tuple[str, str, Any]]) -> Statement[T]:
-    columns = ("r",) if cls is None else tuple(cls.__dataclass_fields__)
-    return Statement(function, tuple([_ARGUMENT(Argument, one) for one in arguments]), columns, read)
-
-
 def _call(cls: type[Any] | None, function: str, read: Callable[[Sequence[Row]], T], given: Mapping[str, Any]) -> Statement[T]:
-    """given: the arguments of a method, as locals() has them.  Those of its function have the same names."""
-    return _statement(cls, function, read, [_argument(name, value, given) for name, value in given.items()
-                                            if name != "self" and not name.endswith("_ms")])
+    """given: the arguments of a method, by their names, which are also those of its function."""
+    return Statement(function, tuple([_argument(function, name, value, given) for name, value in given.items()
+                                      if name != "self" and not name.endswith("_ms")]),
+                     ("r",) if cls is None else tuple(cls.__dataclass_fields__), read)
 
 
 def _scalar(function: str, given: Mapping[str, Any]) -> Statement[Any]:
@@ -438,8 +434,8 @@ def _reader(result: Any) -> tuple[type[Any] | None, Callable[[Sequence[Row]], An
     return cls, _first if cls is None else lambda rows: _made(one, rows[0])
 
 
-def as_interval(name: str, value: Interval, ms: float | None) -> tuple[str, str, str | None]:
-    """One of a string ('30s'), a timedelta, a number of milliseconds."""
+def as_interval(name: str, value: Interval, ms: float | None) -> str | None:
+    """One of a string ('30s'), a timedelta, a number of milliseconds, as it is sent."""
     if value is not None and ms is not None:
         raise TypeError(f"{name} and {name}_ms cannot both be set")
     if ms is not None:
@@ -447,14 +443,14 @@ def as_interval(name: str, value: Interval, ms: float | None) -> tuple[str, str,
             raise TypeError(f"{name}_ms must be a number of milliseconds")
         if not 0 <= ms < float("inf"):
             raise ValueError(f"{name}_ms must not be negative or infinite: {ms}")
-        return name, "interval", f"{ms / 1000:.6f} seconds"
+        return f"{ms / 1000:.6f} seconds"
     if isinstance(value, timedelta):
         if value < timedelta(0):
             raise ValueError(f"{name} must not be negative")
-        return name, "interval", f"{value.total_seconds():.6f} seconds"
+        return f"{value.total_seconds():.6f} seconds"
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{name} must be a string such as '30s' or a timedelta; for milliseconds, use {name}_ms")
-    return name, "interval", value
+    return value
 
 
 class JsonText(str):
@@ -515,8 +511,13 @@ def _place(value: Any, path: str, around: tuple[int, ...], known: tuple[type, ..
     return found and f"{path} is {found}" if path else found
 
 
+def _document_text(value: Any, name: str) -> str | None:
+    """None is NULL, but null as a payload."""
+    return JsonText("null") if value is None and name.startswith("payload") else json_text(value, name)
+
+
 def _texts(values: Sequence[Any] | None, name: str) -> list[str | None] | None:
-    return None if values is None else [json_text(value, f"{name}[{at}]") for at, value in enumerate(values)]
+    return None if values is None else [_document_text(value, f"{name}[{at}]") for at, value in enumerate(values)]
 
 
 def _list(values: Sequence[T] | None) -> list[T] | None:
@@ -598,10 +599,6 @@ class Functions:
         transaction is open, which does not mean that the request has not run.
 
         request: JSON that idem_resume returns if the claim fails or its lease ends; None stores nothing."""
-        stored = () if request is None else (("request", "jsonb", json_text(request, "request")),)
-        return _statement(Claim, "idem_claim", _read_claim, (
-            ("scope", "text", scope), ("key", "text", key), ("request_hash", "bytea", request_hash),
-            as_interval("ttl", ttl, ttl_ms), as_interval("lease", lease, lease_ms), as_interval("wait", wait, wait_ms), *stored))
 
     @function
     def resume(self, max_claims: int = 10, *, lease: Interval = None, lease_ms: float | None = None,
@@ -614,10 +611,6 @@ class Functions:
                  response_headers: Headers | JsonText | None = None,
                  claim_token: int | None = None) -> Statement[bool]:
         """Store the response of a claimed request; claim_token is needed unless this transaction claimed the key."""
-        return _statement(None, "idem_complete", _first, (
-            ("scope", "text", scope), ("key", "text", key), ("response_status", "int", response_status),
-            ("response_body", _text_or_bytea(response_body), response_body),
-            ("response_headers", "json", json_text(response_headers, "response_headers")), ("claim_token", "bigint", claim_token)))
 
     @function
     def checkpoint(self, scope: str, key: str, recovery_point: str, recovery_state: Any = None, *,
@@ -745,7 +738,6 @@ class Functions:
     def publish(self, topic: str, payload: Any, message_key: str | None = None, headers: Any = None, *,
                 deliver_after: Interval = None, deliver_after_ms: float | None = None) -> Statement[UUID]:
         """Publish a message if and only if the transaction commits.  Returns its id."""
-        return _scalar("idem_publish", {**locals(), "payload": JsonText("null") if payload is None else payload})
 
     @function
     def publish_many(self, topics: Sequence[str], payloads: Sequence[Any],
@@ -753,11 +745,6 @@ class Functions:
                      deliver_after: Interval = None,
                      deliver_after_ms: float | None = None) -> Statement[list[PublishedOfMany]]:
         """Publish many messages, as publish() does for one after another."""
-        documents = [JsonText("null") if payload is None else payload for payload in payloads]
-        return _statement(PublishedOfMany, "idem_publish_many", lambda rows: [_made(PublishedOfMany, row) for row in rows], (
-            ("topics", "text[]", _list(topics)), ("payloads", "jsonb[]", _texts(documents, "payloads")),
-            ("message_keys", "text[]", _list(message_keys)), ("headers", "jsonb[]", _texts(headers, "headers")),
-            as_interval("deliver_after", deliver_after, deliver_after_ms)))
 
     @function
     def outbox_take(self, max_messages: int | None = None, *, lease: Interval = None, lease_ms: float | None = None,
