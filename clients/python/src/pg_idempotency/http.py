@@ -454,12 +454,6 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
         answers.append(answer)
         return Response(answer.status, answer.body, guard.stored_headers(answer.headers))
 
-    async def handler(tx: Any) -> Response:
-        return await respond(Access(scope, key, tx))
-
-    async def function(job: Any) -> Response:
-        return await respond(Access(scope, key, job=job))
-
     try:
         in_form = guard.form_field is not None and exchange.may_have_form_key
         if exchange.keys:
@@ -486,10 +480,10 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
 
         async def perform(call: Any) -> Result:
             if key is None:
-                return await client.core.transaction(call, handler)
+                return await client.core.transaction(call, lambda tx: respond(Access(scope, key, tx)))
             if guard.job:
-                return await client.core.job(call, function, client.job_class)
-            return await client.core.request(call, handler)
+                return await client.core.job(call, lambda job: respond(Access(scope, key, job=job)), client.job_class)
+            return await client.core.request(call, lambda tx: respond(Access(scope, key, tx)))
 
         try:
             result = await perform(call)

@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from types import NoneType
@@ -193,6 +193,11 @@ class Transaction:
             self.state = "committed" if committed else "rolled back"
             for name in self._locks:
                 del self._store.locks[name]
+
+
+def _seconds(interval: str | None, default: float) -> float:
+    found = seconds(interval)
+    return default if found is None else found
 
 
 def _put(table: dict[Any, Any], key: Any, value: Any) -> None:
@@ -573,11 +578,10 @@ class Store(Monitoring):
                 raise error
             self.new_keys[scope] = [*recent, now]
         tx.hold("key", scope, key)
-        ttl_seconds, lease_seconds = seconds(ttl), seconds(lease)
-        expires = now + (s.default_ttl if ttl_seconds is None else ttl_seconds)
+        expires = now + _seconds(ttl, s.default_ttl)
         made = Record(request_hash if record is None or request_hash is not None else record.request_hash,
                       self._next_token(), record.attempt + 1 if record else 1,
-                      expires, min(expires, now + (s.default_lease if lease_seconds is None else lease_seconds)), created=now, owner=tx,
+                      expires, min(expires, now + _seconds(lease, s.default_lease)), created=now, owner=tx,
                       point=record.point if record else None, saved=record.saved if record else None)
         tx.change(self.keys, (scope, key), made)
         return {**found, "outcome": "new", "claim_token": made.token, "attempt": made.attempt,
@@ -609,15 +613,16 @@ class Store(Monitoring):
         return record
 
     def _change(self, tx: Transaction, scope: str, key: str, record: Record, **values: Any) -> None:
-        tx.change(self.keys, (scope, key), Record(**{**record.__dict__, **values}))
+        tx.change(self.keys, (scope, key), replace(record, **values))
+
+    def _check_size(self, name: str, value: str | bytes | None) -> None:
+        if len(value.encode() if isinstance(value, str) else value or b"") > self.settings.max_response_size:
+            raise DoubleError("54000", f"{name} too large")
 
     def idem_complete(self, tx: Transaction, scope: str, key: str, response_status: int, response_body: Any = None,
                       response_headers: str | None = None, claim_token: int | None = None) -> bool:
-        size = len(response_body.encode() if isinstance(response_body, str) else response_body or b"")
-        if size > self.settings.max_response_size:
-            raise DoubleError("54000", "response body is too large")
-        if len((response_headers or "").encode()) > self.settings.max_response_size:
-            raise DoubleError("54000", "response headers are too large")
+        self._check_size("response body is", response_body)
+        self._check_size("response headers are", response_headers)
         record = self._held(tx, scope, key, claim_token, "completed")
         if record is None:
             return False
@@ -630,8 +635,7 @@ class Store(Monitoring):
     def idem_checkpoint(self, tx: Transaction, scope: str, key: str, recovery_point: str,
                         recovery_state: str | None = None, lease: str | None = None,
                         claim_token: int | None = None) -> datetime | None:
-        if len((recovery_state or "").encode()) > self.settings.max_response_size:
-            raise DoubleError("54000", "recovery state is too large")
+        self._check_size("recovery state is", recovery_state)
         return self._renew(tx, scope, key, lease, claim_token, point=recovery_point, saved=recovery_state)
 
     def idem_heartbeat(self, tx: Transaction, scope: str, key: str, lease: str | None = None,
@@ -642,8 +646,7 @@ class Store(Monitoring):
                **values: Any) -> datetime | None:
         record = self._held(tx, scope, key, token, "")
         assert record is not None
-        given = seconds(lease)
-        until = min(record.expires, time.time() + (self.settings.default_lease if given is None else given))
+        until = min(record.expires, time.time() + _seconds(lease, self.settings.default_lease))
         self._change(tx, scope, key, record, lease=until, **values)
         return _when(until)
 
@@ -820,9 +823,8 @@ class Store(Monitoring):
         tx.hold("token", scope, token)
         if self.tokens.get((scope, token), 0) > time.time():
             return False
-        given = seconds(ttl)
         tx.change(self.tokens_used, (scope, token), time.time())
-        tx.change(self.tokens, (scope, token), time.time() + (self.settings.token_ttl if given is None else given))
+        tx.change(self.tokens, (scope, token), time.time() + _seconds(ttl, self.settings.token_ttl))
         return True
 
     def idem_once_at(self, tx: Transaction, scope: str, token: str) -> datetime | None:
@@ -848,8 +850,7 @@ class Store(Monitoring):
     def idem_publish_many(self, tx: Transaction, topics: list[str], payloads: list[str], message_keys: Any = None,
                           headers: Any = None, deliver_after: str | None = None) -> list[dict[str, Any]]:
         rows = _aligned(topics, payloads, message_keys, headers)
-        return [{"ordinal": n, "message_id": self.idem_publish(tx, row[0], row[1], row[2], row[3], deliver_after)}
-                for n, row in enumerate(rows, 1)]
+        return [{"ordinal": n, "message_id": self.idem_publish(tx, *row, deliver_after)} for n, row in enumerate(rows, 1)]
 
     def _free(self, tx: Transaction, id: int) -> bool:
         return self.locks.get(("message", id)) in (None, tx)
@@ -877,9 +878,7 @@ class Store(Monitoring):
                 self._update_message(tx, message, state="dead", lease=None)
                 self.counters["messages_dead"] += 1
                 continue
-            given = seconds(lease)
-            taken.append(self._update_message(tx, message, attempt=message.attempt + 1,
-                                              lease=now + (30 if given is None else given)))
+            taken.append(self._update_message(tx, message, attempt=message.attempt + 1, lease=now + _seconds(lease, 30)))
         if not taken and seconds(wait):
             raise _Locked()
         return [{"id": m.id, "message_id": m.message_id, "topic": m.topic, "message_key": m.message_key,
@@ -888,7 +887,7 @@ class Store(Monitoring):
 
     def _update_message(self, tx: Transaction, message: OutboxMessage, **values: Any) -> OutboxMessage:
         tx.hold("message", message.id)
-        made = OutboxMessage(**{**message.__dict__, **values})
+        made = replace(message, **values)
         tx.change(self.outbox, message.id, made)
         return made
 
@@ -914,10 +913,8 @@ class Store(Monitoring):
         if message.lease is None:
             return message.state            # refused before
         dead = message.attempt - message.spared >= self.settings.outbox_max_attempts
-        pause = seconds(retry_after)
-        pause = 2.0 ** (message.attempt - 1) if pause is None else pause
         self._update_message(tx, message, state="dead" if dead else "pending", lease=None, error=error,
-                             due=time.time() + pause)
+                             due=time.time() + _seconds(retry_after, 2.0 ** (message.attempt - 1)))
         return "dead" if dead else "pending"
 
     def idem_outbox_requeue(self, tx: Transaction, ids: list[int] | None = None) -> int:
@@ -928,8 +925,7 @@ class Store(Monitoring):
 
     def idem_outbox_extend(self, tx: Transaction, ids: list[int], lease: str | None = None,
                            attempts: Any = None) -> list[int]:
-        given = seconds(lease)
-        return [self._update_message(tx, message, lease=time.time() + (30 if given is None else given)).id
+        return [self._update_message(tx, message, lease=time.time() + _seconds(lease, 30)).id
                 for message in list(self._leased(tx, ids, attempts))]
 
     def idem_outbox_release(self, tx: Transaction, ids: list[int], attempts: Any = None) -> int:
@@ -956,8 +952,8 @@ class Store(Monitoring):
         return 0
 
     def idem_abandoned(self, tx: Transaction, older_than: str | None = None) -> list[dict[str, Any]]:
-        given, now = seconds(older_than), time.time()
-        until = now - (300 if given is None else given)
+        now = time.time()
+        until = now - _seconds(older_than, 300)
         found = [(name, record) for name, record in self.keys.items() if record.state == "started" and
                  record.lease <= until and record.expires > now and self.locks.get(("key", *name)) in (None, tx)]
         return [abandoned(*each, now) for each in sorted(found, key=lambda each: each[1].lease)]

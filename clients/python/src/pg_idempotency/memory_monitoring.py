@@ -11,10 +11,6 @@ from typing import Any
 
 OUTCOMES = ("new", "replay", "erased", "in_progress", "hash_conflict", "expired")
 APPENDS = ("appended", "duplicate", "overlap", "gap", "in_flight", "version_conflict")
-COUNTERS = (*(f"claims_{o}" for o in OUTCOMES), "takeovers", "completions", "failures", "rate_limited", "advances",
-            "advances_stale", *(f"appends_{o}" for o in APPENDS), "once_first", "once_seen", "messages_published",
-            "messages_taken", "messages_acked", "messages_nacked", "messages_dead", "keys_deleted", "tokens_deleted",
-            "messages_deleted", "cleanup_passes")
 # As the server names them: the metric, its labels, the counter, what it is.
 METRICS: tuple[tuple[str, dict[str, str], str, str], ...] = (
     *(("claims", {"outcome": o}, f"claims_{o}", "Claims, by outcome.") for o in OUTCOMES),
@@ -36,6 +32,7 @@ METRICS: tuple[tuple[str, dict[str, str], str, str], ...] = (
       for t, c in (("keys", "keys_deleted"), ("tokens", "tokens_deleted"), ("outbox", "messages_deleted"))),
     ("cleanup_passes", {}, "cleanup_passes", "Cleanups."),
 )
+COUNTERS = [counter for _, _, counter, _ in METRICS]
 
 
 class Monitoring:

@@ -76,13 +76,6 @@ class Backend(Protocol):
         """How many there are at once, if that is known."""
 
 
-def _cursor(connection: Any) -> Any:
-    """A plain cursor, independent of the connection's cursor_factory and row_factory."""
-    if isinstance(connection, psycopg.AsyncConnection):
-        return psycopg.AsyncCursor(connection, row_factory=tuple_row)
-    return psycopg.Cursor(connection, row_factory=tuple_row)
-
-
 def results_of(link: Any, query: bytes) -> Generator[Any, Any, list[Any]]:
     """The results of a query, with half of the calls into libpq that psycopg's own generator makes.  Notifications
     stay where psycopg finds them."""
@@ -512,7 +505,8 @@ async def execute(handle: Any, statement: Statement[T], schema: str) -> T:
             # A cursor's results are its owner's: use another one.
             connection = getattr(handle, "connection", handle)
             query, values = sql_of(statement, schema)
-            cursor = _cursor(connection)
+            kind = psycopg.AsyncCursor if isinstance(connection, psycopg.AsyncConnection) else psycopg.Cursor
+            cursor: Any = kind(connection, row_factory=tuple_row)
             await maybe_await(cursor.execute(query, values))
             return statement.read(await maybe_await(cursor.fetchall()))
         if hasattr(handle, "perform_statement"):    # the double's
