@@ -13,7 +13,6 @@ import functools
 import json
 import random
 import re
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -280,7 +279,6 @@ class Core:
         self.runtime = runtime
         self.telemetry = telemetry
         self._in_flight: dict[tuple[object, str, str, str], Flight] = {}
-        self._lock = threading.Lock()
 
     def made(self, statement: Statement[T]) -> Statement[T]:
         """A statement on the user's handle, as it is sent."""
@@ -339,8 +337,9 @@ class Core:
                     raise
         raise AssertionError
 
-    async def _handled(self, session_lease: SessionLease, deadline: Deadline, handler: Callable[[Any], Any]) -> Any:
-        """The return value of the handler, within its time limit."""
+    async def _handled(self, session_lease: SessionLease, deadline: Deadline, handler: Callable[[Any], Any],
+                       what: str = "handler") -> Response:
+        """The response of the handler, within its time limit."""
         session = session_lease.session
 
         async def returned() -> Any:
@@ -360,10 +359,10 @@ class Core:
             raise
         finally:
             context.close()
-        if session_lease.was_aborted and deadline.left() == 0:
-            raise deadline.error()
         if session_lease.was_aborted:
-            raise TransactionEnded(SESSION_ENDED)
+            raise deadline.error() if deadline.left() == 0 else TransactionEnded(SESSION_ENDED)
+        if not isinstance(found, Response):
+            raise TypeError(f"the {what} returned {type(found).__name__}, not a Response")
         return found
 
     async def transaction(self, call: Call, handler: Callable[[Any], Any]) -> Result:
@@ -377,7 +376,7 @@ class Core:
             session_lease, _ = await self._open(call.scope, lambda server, session: session.begin(pin), ANSWER_LIMIT)
             async with session_lease as session:
                 call.progress.attempt += 1
-                response: Response = await self._handled(session_lease, deadline, handler)
+                response = await self._handled(session_lease, deadline, handler)
                 if call.commits(response.status):
                     if not session.open:
                         raise TransactionEnded("the handler ended its transaction, or continued after an error in it")
@@ -415,8 +414,7 @@ class Core:
         until = time.monotonic() + wait
         mine = Flight(self.runtime.event())
         while True:
-            with self._lock:
-                other = self._in_flight.setdefault(name, mine)
+            other = self._in_flight.setdefault(name, mine)      # one step, also for threads
             if other is mine:
                 break
             before = time.monotonic()
@@ -429,8 +427,7 @@ class Core:
             yield replace(call, wait=timedelta(seconds=max(0.0, until - time.monotonic()))), mine
         finally:
             if other is mine:
-                with self._lock:
-                    del self._in_flight[name]
+                del self._in_flight[name]
                 mine.over.set()
 
     async def _claim(self, server: Server, call: Call, send: Callable[[Statement[HeldClaim]], Any]) -> HeldClaim:
@@ -515,11 +512,8 @@ class Core:
                    handler: Callable[[Any], Any]) -> Result:
         session = session_lease.session
         call.progress.attempt += 1
-        response: Response = await self._handled(session_lease, deadline, handler)
-        if not isinstance(response, Response):
-            raise TypeError(f"the handler returned {type(response).__name__}, not a Response")
+        response = await self._handled(session_lease, deadline, handler)
         if not call.commits(response.status):
-            await session.rollback()
             return Result("new", response.status, response.body, response.headers, False, False)
         is_open = session.open
         if not is_open and session.failed:
@@ -763,11 +757,8 @@ class Job:
         heartbeat = core.servers.pinned(self._statement("heartbeat", lease=call.lease))
         session_lease, _ = await core._open(call.scope, lambda server, session: session.begin(heartbeat), ANSWER_LIMIT)
         async with session_lease as session:
-            response = await core._handled(session_lease, self._deadline_of_last, function)
-            if not isinstance(response, Response):
-                raise TypeError(f"the last step returned {type(response).__name__}, not a Response")
+            response = await core._handled(session_lease, self._deadline_of_last, function, "last step")
             if not call.commits(response.status):
-                await session.rollback()
                 return Result("new", response.status, response.body, response.headers, False, False)
             if not session.open:
                 raise TransactionEnded("the last step ended its transaction, or continued after an error in it")

@@ -224,8 +224,8 @@ class SyncRuntime:
         time.sleep(seconds)
 
     def place(self) -> object:
-        """Where waiters can be woken: of several event loops, the one that runs."""
-        return None
+        """Where waiters can be woken: in this process; of several event loops, in the one that runs."""
+        return os.getpid()
 
     def event(self) -> Any:
         return threading.Event()
