@@ -31,7 +31,7 @@ from .client import Idempotency
 from .django_orm import Django
 from .http import Access, Answer, Exchange, guarded, no_layer, rewind, warn_of_decorators
 from .runtimes import run
-from .wsgi import PIECE, Input
+from .wsgi import PIECE, Input, exchange_of, forget_range
 
 __all__ = ["Access", "Django", "Guard", "IdempotencyMiddleware", "client"]
 
@@ -55,11 +55,7 @@ class IdempotencyMiddleware:
         self._client = client()
 
     def __call__(self, request: Any) -> Any:
-        key = request.META.get("HTTP_IDEMPOTENCY_KEY")
-        length = request.META.get("CONTENT_LENGTH") or ""
-        exchange = Exchange(self._client, request.method, request.get_full_path(), [] if key is None else [key],
-                            int(length) if str(length).isdigit() else None, request.META.get("CONTENT_TYPE") or "",
-                            request.META.get("HTTP_CONTENT_ENCODING", "identity") != "identity")
+        exchange = exchange_of(self._client, request.META, request.get_full_path())
         if hasattr(request, "_body"):
             exchange.read(request.body)
         request._stream = Input(request._stream, exchange)
@@ -119,7 +115,7 @@ def _refuse_atomic_requests(request: Any, exchange: Exchange) -> None:
 def _guarded(guard: Guard, exchange: Exchange, request: Any, view: Callable[..., Any], arguments: Sequence[Any],
              named: Mapping[str, Any]) -> Any:
     tries = 0
-    http.forget_range(_native(request).META)
+    forget_range(_native(request).META)
     _native(request).__dict__.pop("headers", None)          # which are made of META
 
     def attempt(access: Access) -> Answer:
@@ -148,8 +144,7 @@ def _read(request: Any, exchange: Exchange) -> None:
     if not hasattr(request, "_body"):
         while request.read(PIECE):
             pass
-    length = request.META.get("CONTENT_LENGTH") or ""
-    if str(length).isdigit() and exchange.size < int(length):
+    if exchange.size < exchange.length:
         raise BadRequest("the body is incomplete")
     exchange.whole = True
 

@@ -30,7 +30,7 @@ from . import http
 from .client import Defaults, Idempotency
 from .http import BODILESS, Access, Answer, Exchange, check_routes, guarded, no_layer, rewind
 from .runtimes import run
-from .wsgi import PIECE, Input
+from .wsgi import PIECE, Input, exchange_of, forget_range
 
 __all__ = ["Access", "Guard", "IdempotencyMiddleware", "install"]
 
@@ -64,11 +64,7 @@ class IdempotencyMiddleware:
         if KEY in environ:                          # of an application that this one is mounted in
             environ[KEY].client = self._client
             return self.app(environ, start_response)
-        key = environ.get("HTTP_IDEMPOTENCY_KEY")
-        length = environ.get("CONTENT_LENGTH") or ""
-        exchange = Exchange(self._client, environ["REQUEST_METHOD"], _path(environ), [] if key is None else [key],
-                            int(length) if length.isdigit() else None, environ.get("CONTENT_TYPE") or "",
-                            environ.get("HTTP_CONTENT_ENCODING", "identity") != "identity")
+        exchange = exchange_of(self._client, environ, _path(environ))
         refused: list[bytes] = []
         is_started = False
 
@@ -125,7 +121,7 @@ def _guarded(guard: Guard, exchange: Exchange, app: Any, native: Any, view: Call
              named: Mapping[str, Any]) -> Any:
     after_request = request_ctx._after_request_functions
     before, tries = len(after_request), 0
-    http.forget_range(native.environ)
+    forget_range(native.environ)
     for name in ("range", "if_range", "if_none_match", "if_modified_since"):
         native.__dict__.pop(name, None)             # made of environ, and kept
     last: list[Any] = []

@@ -203,7 +203,7 @@ class Exchange:
         """A guard has begun, and has neither committed nor replayed a response."""
         self._request = (method, path)
         self._name = f"{method} {path.split('?')[0]}"
-        self._length = length
+        self.length = length or 0
         self._hasher = request_hasher(method, path)
         self._kept = bytearray() if keys or is_form(self.content_type) else None
 
@@ -230,7 +230,7 @@ class Exchange:
 
     @property
     def _known_size(self) -> int:
-        return max(self.size, self._length or 0)
+        return max(self.size, self.length)
 
     def exceeds(self, guard: Guard) -> bool:
         """The guard, once it runs, will answer 413, or has no key."""
@@ -281,14 +281,6 @@ class Exchange:
     def streaming_refused(self) -> StreamingRefused:
         return StreamingRefused(f"{self._name} answers in pieces: a response that is to be stored has to be whole, "
                                 "with its length")
-
-
-def forget_range(environ: dict[str, Any]) -> None:
-    """The whole response is stored, and not the range of the first request, nor that its client has a copy."""
-    for name in ("RANGE", "IF_RANGE", "IF_NONE_MATCH", "IF_MODIFIED_SINCE"):
-        # Of other methods, If-None-Match is a condition that the handler checks.
-        if name.endswith("RANGE") or environ["REQUEST_METHOD"] in ("GET", "HEAD"):
-            environ.pop(f"HTTP_{name}", None)
 
 
 def rewind(file: Any) -> None:
