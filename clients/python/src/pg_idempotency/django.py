@@ -114,13 +114,10 @@ def _refuse_atomic_requests(request: Any, exchange: Exchange) -> None:
 
 def _guarded(guard: Guard, exchange: Exchange, request: Any, view: Callable[..., Any], arguments: Sequence[Any],
              named: Mapping[str, Any]) -> Any:
-    tries = 0
     forget_range(_native(request).META)
     _native(request).__dict__.pop("headers", None)          # which are made of META
 
-    def attempt(access: Access) -> Answer:
-        nonlocal tries
-        tries += 1
+    def attempt(access: Access, tries: int) -> Answer:
         if tries > 1:
             if hasattr(_native(request), "_body"):
                 _native(request)._stream = BytesIO(_native(request)._body)

@@ -120,15 +120,13 @@ class Guard(http.Guard):
 def _guarded(guard: Guard, exchange: Exchange, app: Any, native: Any, view: Callable[..., Any], arguments: Sequence[Any],
              named: Mapping[str, Any]) -> Any:
     after_request = request_ctx._after_request_functions
-    before, tries = len(after_request), 0
+    before = len(after_request)
     forget_range(native.environ)
     for name in ("range", "if_range", "if_none_match", "if_modified_since"):
         native.__dict__.pop(name, None)             # made of environ, and kept
     last: list[Any] = []
 
-    def attempt(access: Access) -> Answer:
-        nonlocal tries
-        tries += 1
+    def attempt(access: Access, tries: int) -> Answer:
         _rewind(native, tries > 1)
         del after_request[before:]
         while last:

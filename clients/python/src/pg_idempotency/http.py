@@ -334,12 +334,10 @@ def stored_key(key: str, is_hashed: bool) -> str:
 
 
 def _answer(response: Response | Result, *more: tuple[str, str]) -> Answer:
-    headers: list[tuple[str, str]] = []
-    for name, texts in response.headers.items():
-        headers += [(name, texts)] if isinstance(texts, str) else [(name, text) for text in texts]
-    body = response.body.encode() if isinstance(response.body, str) else response.body or b""
+    headers = [(name, text) for name, texts in response.headers.items() for text in ([texts] if isinstance(texts, str) else texts)]
     if response.status in BODILESS:
         return Answer(response.status, [*headers, *more], b"")
+    body = response.body.encode() if isinstance(response.body, str) else response.body or b""
     return Answer(response.status, [*headers, *more, ("Content-Length", str(len(body)))], body)
 
 
@@ -421,23 +419,23 @@ def _refused(error: BaseException, was_raised: bool, guard: Guard) -> Answer | N
 
 
 async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Callable[[], Any],
-                  read_body: Callable[[], Any], run: Callable[[Access], Any]) -> Answer:
-    """Answer a request.  read_body() reads what is left of the body.  run(access) runs the handler and returns an
-    Answer, or a coroutine of one; it may run more than once, each time in a new transaction, when that was
-    rolled back.  Raises what the handler has raised, after the rollback."""
+                  read_body: Callable[[], Any], run: Callable[[Access, int], Any]) -> Answer:
+    """Answer a request.  read_body() reads what is left of the body.  run(access, tries) runs the handler and returns
+    an Answer, or a coroutine of one.  It may run more than once, each time in a new transaction, when that was rolled
+    back; tries counts them from 1.  Raises what the handler has raised, after the rollback."""
     client = exchange.client
     scope, key = "", None
-    has_run = False
+    tries = 0
     answers: list[Answer] = []
     raised: list[BaseException] = []
 
     async def respond(access: Access) -> Response:
-        nonlocal has_run
-        has_run = True
+        nonlocal tries
+        tries += 1
         answers.clear()
         raised.clear()
         try:
-            answer: Answer = await maybe_await(run(access))
+            answer: Answer = await maybe_await(run(access, tries))
         except BaseException as error:
             raised.append(error)
             raise
@@ -480,7 +478,7 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
         try:
             result = await perform(call)
         except Exception as error:
-            if has_run or not isinstance(call.request_hash, Statement) or sqlstate(error) not in NO_JSON:
+            if tries or not isinstance(call.request_hash, Statement) or sqlstate(error) not in NO_JSON:
                 raise
             call = replace(call, request_hash=exchange.hash_of_bytes())
             result = await perform(call)

@@ -74,11 +74,7 @@ class Guard(http.Guard):
 
 async def _guarded(guard: Guard, exchange: Exchange, request: Request, named: Mapping[str, Any],
                    attempt: Callable[[Request, int], Awaitable[Any]]) -> Response:
-    tries = 0
-
-    async def run(access: Access) -> Answer:
-        nonlocal tries
-        tries += 1
+    async def run(access: Access, tries: int) -> Answer:
         again = request if tries == 1 else await _again(request)
         again.state.idempotency = access
         return await _whole(await attempt(again, tries), again, exchange)
