@@ -415,7 +415,8 @@ def _call(cls: type[Any] | None, function: str, read: Callable[[Sequence[Row]], 
                      ("r",) if cls is None else tuple(cls.__dataclass_fields__), read)
 
 
-def _scalar(function: str, given: Mapping[str, Any]) -> Statement[Any]:
+def scalar(function: str, **given: Any) -> Statement[Any]:
+    """The call of a function that is not in the interface, such as the router's, and that returns one value."""
     return _call(None, function, _first, given)
 
 
@@ -889,27 +890,12 @@ def scope_of(statement: Statement[Any]) -> str | None:
     return None
 
 
-def shard_of(scope: str) -> Statement[str]:
-    """Of the router: the connection string of the shard that the scope lives on."""
-    return _scalar("idem_shard", {"scope": scope})
-
-
-def find_shard(scope: str) -> Statement[str]:
-    """The same, for a scope that a shard has refused: the router asks all shards."""
-    return _scalar("idem_find_shard", {"scope": scope})
-
-
-def pin_scope(scope: str) -> Statement[str]:
-    """Pins the scope to this shard until the transaction ends.  Refuses a scope that lives elsewhere."""
-    return _scalar("idem_pin_scope", {"scope": scope})
-
-
 def with_pinned_scope(statement: Statement[T]) -> Statement[T]:
-    """The call, which first pins its scope or its users to this shard."""
+    """The call, which first pins its scope or its users to this shard, or fails if they live elsewhere."""
     for first in statement.arguments[:1]:
         if first.name in _SCOPES or first.name == "user_ids":
             name = "scopes" if first.type == "text[]" else "scope"
-            pinned = first._replace(value=_scalar("idem_pin_scope", {name: first.value}))
+            pinned = first._replace(value=scalar("idem_pin_scope", **{name: first.value}))
             return statement._replace(arguments=(pinned, *statement.arguments[1:]))
     return statement
 

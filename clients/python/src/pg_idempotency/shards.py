@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .errors import IdempotencyError, ScopeMoving, restated, sqlstate
-from .functions import Statement, find_shard, pin_scope, shard_of, with_pinned_scope
+from .functions import Statement, scalar, with_pinned_scope
 from .postgres import Backend, connection_lost
 from .runtimes import Runtime, answered, maybe_await
 
@@ -135,17 +135,18 @@ class Shards(Servers):
         return with_pinned_scope(statement)
 
     def pin(self, scope: str | None) -> Statement[str] | None:
-        return None if scope is None else pin_scope(scope)
+        return None if scope is None else scalar("idem_pin_scope", scope=scope)
 
     async def _ask_router(self, scope: str, until: float) -> str:
         """The connection string of the scope's shard."""
         lost = 0
-        question = find_shard if scope in self._refused else shard_of
+        # After a refusal, the router asks all shards.
+        question: Statement[str] = scalar("idem_find_shard" if scope in self._refused else "idem_shard", scope=scope)
         self._refused.discard(scope)
         while True:
             try:
                 async with self.server.backend.session() as session:
-                    found: str = await answered(self._runtime, lambda: session.perform(question(scope)),
+                    found: str = await answered(self._runtime, lambda: session.perform(question),
                                                 ROUTER_LIMIT, session.abort)
                     return found
             except Exception as error:
