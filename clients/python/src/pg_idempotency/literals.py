@@ -21,11 +21,7 @@ from .functions import JsonText
 
 def literals(values: Sequence[Any], connection: Any) -> list[str]:
     """Whatever standard_conforming_strings and client_encoding are: the server converts a query before it reads it."""
-    try:
-        return [_WRITTEN[type(value)](value) for value in values]
-    except KeyError:
-        return [sql.Literal(value).as_string(connection) if type(value) not in _WRITTEN else _WRITTEN[type(value)](value)
-                for value in values]
+    return [_WRITTEN.get(type(value), lambda other: sql.Literal(other).as_string(connection))(value) for value in values]
 
 
 def _text(value: str) -> str:

@@ -29,7 +29,7 @@ from .errors import TransactionEnded, from_call, from_error
 from .functions import Statement, quoted, render, sql_of
 from .literals import Rows, literals
 from .prepared import ASK, LIST, Prepared, prepared_of
-from .transaction_handle import check_awaited, end, handle_of
+from .transaction_handle import end, handle_of
 from .runtimes import maybe_await, started
 
 T = TypeVar("T")
@@ -284,7 +284,7 @@ class PsycopgSession:
         finally:
             end(handle)
         if until is None:
-            check_awaited(handle)
+            handle._unawaited.check()
             if self._has_open_block:
                 raise TransactionEnded("the handler left a block of transaction() or pipeline() open")
             if self._status == TransactionStatus.ACTIVE:

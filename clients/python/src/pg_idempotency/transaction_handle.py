@@ -62,11 +62,6 @@ def unawaited_of(handle: Any) -> Unawaited | None:
     return getattr(handle.connection, "_unawaited", None)
 
 
-def check_awaited(handle: Any) -> None:
-    """Raise TypeError if the handler forgot to await a call."""
-    handle._unawaited.check()
-
-
 def _refused(*_: Any) -> NoReturn:
     raise TransactionEnded("the client ends the transaction: return a response to commit, or raise an error to roll back")
 
