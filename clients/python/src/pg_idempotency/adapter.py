@@ -1,9 +1,8 @@
 """
 The interface between the core and an ORM: a session over one of its connections.
 
-A subclass begins, sends, commits and rolls back as its ORM does.  This class keeps the
-promises that all of them share: no success after an error that the handler has caught,
-and a connection that another thread can end.  PsycopgSession has the same interface.
+A subclass begins, sends, commits and rolls back as its ORM does.  This class keeps the promises that all of them share: no success
+after an error that the handler has caught, and a connection that another thread can end.  PsycopgSession has the same interface.
 """
 
 from __future__ import annotations

@@ -67,8 +67,7 @@ class AsyncOnHandle(AsyncFunctions):
         return unawaited.follow(f"on(tx).{statement.function.removeprefix('idem_')}", call) if unawaited else call()
 
 
-def servers_of(source: Any, schema: str, shards: Callable[[str], Any] | None, runtime: Runtime,
-               max_waiters: int | None) -> Servers:
+def servers_of(source: Any, schema: str, shards: Callable[[str], Any] | None, runtime: Runtime, max_waiters: int | None) -> Servers:
     """If there are shards, the source is their router."""
     def make_server(source: Any) -> Server:
         make_backend = getattr(source, "backend", None)
@@ -113,10 +112,9 @@ class Defaults:
         self._timeout = timeout_seconds(None if timeout is DEFAULT_TIMEOUT else timeout, timeout_ms)
 
     def call(self, scope: str, key: str, *, request_hash: bytes | Statement[bytes] | None = None, method: str | None = None,
-             path: str | None = None, body: str | bytes | None = None, ttl: Interval = None,
-             ttl_ms: float | None = None, wait: Interval = None, wait_ms: float | None = None,
-             lease: Interval = None, lease_ms: float | None = None, timeout: Interval = None,
-             timeout_ms: float | None = None, store: Callable[[int], bool] = stores,
+             path: str | None = None, body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
+             wait: Interval = None, wait_ms: float | None = None, lease: Interval = None, lease_ms: float | None = None,
+             timeout: Interval = None, timeout_ms: float | None = None, store: Callable[[int], bool] = stores,
              max_response_size: int | None = None, as_text: bool = False) -> Call:
         """A request, with the client's defaults for the options that are None."""
         if not isinstance(scope, str) or not scope:
@@ -141,9 +139,8 @@ class _Client(Defaults, Generic[Handler, JobFunction, Ended]):
                 store: Callable[[int], bool] = stores) -> Ended:
         """Claim, handler(transaction's connection), complete and COMMIT, in one transaction.
 
-        Serialization failures and deadlocks run it again.  Raises InProgress,
-        KeyReused, KeyExpired, KeyInvalid, RateLimited, TimedOut, and what the
-        handler raises, after the transaction was rolled back."""
+        Serialization failures and deadlocks run it again.  Raises InProgress, KeyReused, KeyExpired, KeyInvalid,
+        RateLimited, TimedOut, and what the handler raises, after the transaction was rolled back."""
         return self._ended(self.core.request(self._call(locals()), handler))
 
     def job(self, scope: str, key: str, function: JobFunction, *, request_hash: bytes | None = None, method: str | None = None,
@@ -163,15 +160,13 @@ class _Client(Defaults, Generic[Handler, JobFunction, Ended]):
 class Idempotency(_Client[Callable[[Any], Response], Callable[[SyncJob], Any], Result], SyncFunctions):
     """The client for synchronous programs.
 
-    source is a pool with .connection(), a function that returns a connection
-    in a context manager, a connection string, or an adapter such as
-    pg_idempotency.sqlalchemy.SQLAlchemy.  Each method is a transaction
-    of its own; on(handle) has the same methods for your transaction.
+    source is a pool with .connection(), a function that returns a connection in a context manager, a connection string, or
+    an adapter such as pg_idempotency.sqlalchemy.SQLAlchemy.  Each method is a transaction of its own; on(handle) has the
+    same methods for your transaction.
 
-    With several servers, source is the router's.  shards(conninfo) is called
-    once for each connection string that the router names, which has no user and
-    no password, and returns what source may be.  schema is the extension's there,
-    and max_waiters each server's.
+    With several servers, source is the router's.  shards(conninfo) is called once for each connection string that the
+    router names, which has no user and no password, and returns what source may be.  schema is the extension's there, and
+    max_waiters each server's.
 
     on_outcome is called after each request and job, with its Outcome; tracing is an object such as
     pg_idempotency.opentelemetry.OpenTelemetry().
@@ -193,8 +188,7 @@ class Idempotency(_Client[Callable[[Any], Response], Callable[[SyncJob], Any], R
     def transaction(self, scope: str | None = None) -> AbstractContextManager[Any]:
         """A connection in a transaction, which is committed at the end and rolled back after an error.
 
-        With several servers it is where the scope lives, and the scope is needed.
-        It has no timeout, and nothing runs it again."""
+        With several servers it is where the scope lives, and the scope is needed.  It has no timeout, and nothing runs it again."""
         return synchronous(self.core.open_transaction(scope))
 
 

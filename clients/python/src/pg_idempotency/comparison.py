@@ -1,9 +1,8 @@
 """
-Which requests are the same: how the body of a request is compared with that of the first
-request under its key.
+Which requests are the same: how the body of a request is compared with that of the first request under its key.
 
-A body of JSON is compared in canonical form (RFC 8785), which the server makes of it, a
-multipart form without its boundary, and any other body by its bytes.
+A body of JSON is compared in canonical form (RFC 8785), which the server makes of it, a multipart form without its
+boundary, and any other body by its bytes.
 """
 
 from __future__ import annotations

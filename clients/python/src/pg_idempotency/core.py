@@ -1,10 +1,8 @@
 """
 request() and job(), once for both runtimes.
 
-A request is one transaction: claim, handler, complete, COMMIT, and only then
-the response.  A job is several: the claim commits, each step's value is
-committed as a checkpoint, and the last step commits together with the
-response.  Nothing here knows of HTTP.
+A request is one transaction: claim, handler, complete, COMMIT, and only then the response.  A job is several: the claim commits,
+each step's value is committed as a checkpoint, and the last step commits together with the response.  Nothing here knows of HTTP.
 """
 
 from __future__ import annotations
@@ -84,9 +82,8 @@ class Response:
 class Result:
     """The return value of request() and job().
 
-    outcome is "new", "replay" or "erased"; stored says whether a duplicate
-    will get this response, which one that is too large is not; replayed
-    whether this is one.
+    outcome is "new", "replay" or "erased"; stored says whether a duplicate will get this response, which one that is too
+    large is not; replayed whether this is one.
     """
 
     outcome: str
@@ -148,8 +145,7 @@ class Call:
         return held(make["claim"].make(None, self.scope, self.key, self.request_hash, ttl=self.ttl, lease=self.lease,
                                        wait=self.wait if wait else None))
 
-    def complete(self, session: Session, response: Response, token: int | None,
-                 limit: int) -> tuple[Statement[bool], bool]:
+    def complete(self, session: Session, response: Response, token: int | None, limit: int) -> tuple[Statement[bool], bool]:
         """The statement that stores the response, and whether it stores all of it: a document replaces a response that is too large."""
         if self.as_text and isinstance(response.body, bytes) and session.stores_utf8 and b"\0" not in response.body:
             try:
@@ -310,9 +306,8 @@ class Core:
                     repeats: bool = True, wait_for_move: bool = True) -> tuple[SessionLease, Any]:
         """A session where the scope lives, and the result of the first statement in it.
 
-        Nothing else has run then.  So it is sent again where the scope has moved
-        away, and with repeats also where the connection was dead: a pool may
-        have kept it since the server's restart."""
+        Nothing else has run then.  So it is sent again where the scope has moved away, and with repeats also where the
+        connection was dead: a pool may have kept it since the server's restart."""
         until = time.monotonic() + (MOVE_WAIT if wait_for_move else 0)
         for last in (False, False, True):
             server = await self.servers.server_of(scope, until)
@@ -768,8 +763,7 @@ class Job:
         return Result("new", response.status, response.body, response.headers, False, whole)
 
     async def _resolve_in_doubt(self, function: Callable[[Any], Any], cause: BaseException | None) -> Result:
-        """After a COMMIT whose answer was lost.  The last step runs again if it
-        has not committed: it waits until that is known."""
+        """After a COMMIT whose answer was lost.  The last step runs again if it has not committed: it waits until that is known."""
         try:
             return await self._finish_once(function)
         except (ClaimLost, ClaimNotFound):
@@ -846,8 +840,7 @@ class Job:
                 pause = 0.1
 
     async def _watch_lease(self) -> None:
-        """The end of the lease, by the clock: a heartbeat that gets no connection
-        neither succeeds nor fails."""
+        """The end of the lease, by the clock: a heartbeat that gets no connection neither succeeds nor fails."""
         while not await self._core.runtime.wait(self._done, max(0.01, self._until - time.monotonic())):
             if time.monotonic() >= self._until and not self._finishing:
                 self.lost.set()

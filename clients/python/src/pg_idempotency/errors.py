@@ -1,9 +1,8 @@
 """
 Errors: a class for each case that callers handle.
 
-Errors of the extension carry its SQLSTATE, and the driver's error as their
-cause.  The others are this client's own.  All other errors are raised as the
-driver raised them.
+Errors of the extension carry its SQLSTATE, and the driver's error as their cause.  The others are this client's own.  All
+other errors are raised as the driver raised them.
 """
 
 from __future__ import annotations
@@ -150,8 +149,7 @@ def from_call(error: BaseException, function: str, schema: str) -> IdempotencyEr
 def from_error(error: BaseException) -> IdempotencyError | None:
     """The error of this package that an error stands for, or None.
 
-    It is found in what SQLAlchemy and others have wrapped around the driver's
-    error, too.
+    It is found in what SQLAlchemy and others have wrapped around the driver's error, too.
     """
     for found in _chain(error):
         if isinstance(found, IdempotencyError):

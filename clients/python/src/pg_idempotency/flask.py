@@ -8,10 +8,9 @@ Flask: a decorator for views, and the layer around the application.
 
 	install(app, idempotency)
 
-The guard runs at the view that the router has chosen, behind before_request and
-the decorators above it, for a replay, too.  The view finds its transaction as
-flask.g.idempotency.tx.  It runs to its end, also where the client has hung up: its
-work is committed, and the response is there for the retry.
+The guard runs at the view that the router has chosen, behind before_request and the decorators above it, for a replay, too.
+The view finds its transaction as flask.g.idempotency.tx.  It runs to its end, also where the client has hung up: its work
+is committed, and the response is there for the retry.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """
 The functions of the SQL interface, once for both runtimes.
 
-A method of Functions says what to send and how to read what comes back: a
-Statement, which is plain data.  Who has a connection performs it: at once in
-a synchronous class, as a coroutine in an asynchronous one, and the in-memory
-double in a dictionary.  This is the only file that knows the interface.
+A method of Functions says what to send and how to read what comes back: a Statement, which is plain data.  Who has a
+connection performs it: at once in a synchronous class, as a coroutine in an asynchronous one, and the in-memory double in a
+dictionary.  This is the only file that knows the interface.
 
-Every name is qualified with the extension's schema, every argument is named
-and cast.  Documents are sent and read as text, so that no driver parses them
-in between.
+Every name is qualified with the extension's schema, every argument is named and cast.  Documents are sent and read as text,
+so that no driver parses them in between.
 """
 # mypy: disable-error-code="empty-body"
 
@@ -43,8 +41,7 @@ def _document(name: str) -> Any:
     return property(parsed)
 
 
-# The values of functions.  A document is kept as its text, whose numbers keep
-# all their digits, and parsed when it is asked for.
+# The values of functions.  A document is kept as its text, whose numbers keep all their digits, and parsed when it is asked for.
 
 @dataclass(frozen=True)
 class Claim:
@@ -325,8 +322,7 @@ def _nested_shape(statement: Statement[Any], values: list[Any]) -> Any:
 
 
 def render(statement: Statement[Any], schema: str, placeholder: Callable[[Any], str]) -> str:
-    """The SQL of a statement.  placeholder notes a value and returns what
-    stands for it; schema comes as it is to stand there."""
+    """The SQL of a statement.  placeholder notes a value and returns what stands for it; schema comes as it is to stand there."""
     return f"SELECT {', '.join(map(_column, statement.columns))} FROM {_sql(statement, schema, placeholder)} AS r"
 
 
@@ -477,8 +473,7 @@ _ENCODERS: dict[Any, json.JSONEncoder] = {one: _encoder(one) for one in (None, a
 
 
 def json_text(value: Any, name: str, default: Callable[[Any], Any] | None = None) -> str | None:
-    """A document as text: a JsonText as it is, anything else serialized.  What
-    JSON has not is an error that names the place."""
+    """A document as text: a JsonText as it is, anything else serialized.  What JSON has not is an error that names the place."""
     if value is None or isinstance(value, JsonText):
         return value
     try:
@@ -609,14 +604,12 @@ class Functions:
 
     @function
     def complete(self, scope: str, key: str, response_status: int, response_body: str | bytes | None = None,
-                 response_headers: Headers | JsonText | None = None,
-                 claim_token: int | None = None) -> Statement[bool]:
+                 response_headers: Headers | JsonText | None = None, claim_token: int | None = None) -> Statement[bool]:
         """Store the response of a claimed request; claim_token is needed unless this transaction claimed the key."""
 
     @function
-    def checkpoint(self, scope: str, key: str, recovery_point: str, recovery_state: Any = None, *,
-                   lease: Interval = None, lease_ms: float | None = None,
-                   claim_token: int | None = None) -> Statement[datetime]:
+    def checkpoint(self, scope: str, key: str, recovery_point: str, recovery_state: Any = None, *, lease: Interval = None,
+                   lease_ms: float | None = None, claim_token: int | None = None) -> Statement[datetime]:
         """Record how far a claimed request has come, and renew its lease.  Returns when the lease ends."""
 
     @function
@@ -625,8 +618,7 @@ class Functions:
         """Renew the lease of a claim.  Returns when the lease ends."""
 
     @function
-    def fail(self, scope: str, key: str, error: str | None = None,
-             claim_token: int | None = None) -> Statement[bool]:
+    def fail(self, scope: str, key: str, error: str | None = None, claim_token: int | None = None) -> Statement[bool]:
         """Give a claim up after a failure.  Its checkpoint stays, and the next claim is free to retry at once."""
 
     @function
@@ -672,8 +664,7 @@ class Functions:
         """Advance the version counter of a user and an entity if action_id is greater.  A stale call writes nothing."""
 
     @function
-    def toggle(self, user_id: str, entity_type: str, entity_id: str, action_type: str,
-               action_id: int) -> Statement[Action]:
+    def toggle(self, user_id: str, entity_type: str, entity_id: str, action_type: str, action_id: int) -> Statement[Action]:
         """Flip an action of a user if action_id is greater than the counter.  Prefer set(): of its calls, the
         latest intent wins."""
 
@@ -687,8 +678,7 @@ class Functions:
         """Whether an action of a user on an entity is active."""
 
     @function
-    def action_states(self, user_id: str, entity_type: str,
-                      entity_ids: Sequence[str]) -> Statement[list[ActionState]]:
+    def action_states(self, user_id: str, entity_type: str, entity_ids: Sequence[str]) -> Statement[list[ActionState]]:
         """The actions of a user on the entities of a page."""
 
     @function
@@ -701,9 +691,8 @@ class Functions:
         """Advance many version counters, as try_advance() does for one after another."""
 
     @function
-    def set_many(self, user_ids: Sequence[str], entity_types: Sequence[str], entity_ids: Sequence[str],
-                 action_types: Sequence[str], actives: Sequence[bool],
-                 action_ids: Sequence[int]) -> Statement[list[ActionOfMany]]:
+    def set_many(self, user_ids: Sequence[str], entity_types: Sequence[str], entity_ids: Sequence[str], action_types: Sequence[str],
+                 actives: Sequence[bool], action_ids: Sequence[int]) -> Statement[list[ActionOfMany]]:
         """Set many actions, as set() without excludes does for one after another."""
 
     # Client sequences
@@ -741,9 +730,8 @@ class Functions:
         """Publish a message if and only if the transaction commits.  Returns its id."""
 
     @function
-    def publish_many(self, topics: Sequence[str], payloads: Sequence[Any],
-                     message_keys: Sequence[str | None] | None = None, headers: Sequence[Any] | None = None, *,
-                     deliver_after: Interval = None,
+    def publish_many(self, topics: Sequence[str], payloads: Sequence[Any], message_keys: Sequence[str | None] | None = None,
+                     headers: Sequence[Any] | None = None, *, deliver_after: Interval = None,
                      deliver_after_ms: float | None = None) -> Statement[list[PublishedOfMany]]:
         """Publish many messages, as publish() does for one after another."""
 
@@ -758,8 +746,7 @@ class Functions:
         """Acknowledge delivered messages.  Returns how many had not been acknowledged before."""
 
     @function
-    def outbox_nack(self, id: int, error: str | None = None, *, retry_after: Interval = None,
-                    retry_after_ms: float | None = None,
+    def outbox_nack(self, id: int, error: str | None = None, *, retry_after: Interval = None, retry_after_ms: float | None = None,
                     attempt: int | None = None) -> Statement[Literal["pending", "dead", "lost"]]:
         """Refuse a message that could not be delivered.  Returns its state."""
 
@@ -787,8 +774,7 @@ class Functions:
         """Delete one batch of expired keys, tokens and messages.  Returns how many."""
 
     @function
-    def take_expired(self, kind: Literal["keys", "tokens", "messages"],
-                     max_rows: int | None = None) -> Statement[list[Expired]]:
+    def take_expired(self, kind: Literal["keys", "tokens", "messages"], max_rows: int | None = None) -> Statement[list[Expired]]:
         """Deletes expired rows and returns them, to be archived in the same transaction."""
         return Statement("idem_take_expired", (Argument("kind", "text", kind), Argument("max_rows", "int", max_rows)),
                          ("r_text",), lambda rows: [Expired(row[0]) for row in rows])

@@ -1,6 +1,5 @@
 """
-The context of a handler: the calls that it must not make while its transaction holds a
-connection, and its time limit.
+The context of a handler: the calls that it must not make while its transaction holds a connection, and its time limit.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """
 The Idempotency-Key header, for any framework.
 
-guarded() takes a request and a function that runs its handler, and returns what
-goes out.  Its answers are on the page docs/http.md of the extension.  A framework's
-file has two parts on top of it: Guard, a decorator of endpoints that calls it, and
-a layer around the application that hashes bodies while they are read and sends
-no success for work that was rolled back.
+guarded() takes a request and a function that runs its handler, and returns what goes out.  Its answers are on the page docs/http.md
+of the extension.  A framework's file has two parts on top of it: Guard, a decorator of endpoints that calls it, and a layer around
+the application that hashes bodies while they are read and sends no success for work that was rolled back.
 """
 
 from __future__ import annotations
@@ -79,10 +77,9 @@ class Answer:
 class Guard:
     """How an endpoint is guarded.
 
-    scope returns the owner of the key, the user that is logged in.  It gets the
-    framework's request and, by their names, arguments of the endpoint.  In Starlette and
-    FastAPI it can be a coroutine function.  None and "" are errors.  The framework answers
-    what it raises.  job makes the endpoint a job instead of one transaction.
+    scope returns the owner of the key, the user that is logged in.  It gets the framework's request and, by their names,
+    arguments of the endpoint.  In Starlette and FastAPI it can be a coroutine function.  None and "" are errors.  The
+    framework answers what it raises.  job makes the endpoint a job instead of one transaction.
     """
 
     scope: Callable[..., Any]
@@ -313,8 +310,7 @@ def no_layer(install: str) -> RuntimeError:
 
 
 def parse_key(values: Sequence[str], strict: bool = False) -> str:
-    """The key in the lines of the header.  What the key rules say of it, the
-    server knows."""
+    """The key in the lines of the header.  What the key rules say of it, the server knows."""
     text = values[0].strip(" ") if len(values) == 1 else ""
     quoted = QUOTED.fullmatch(text)
     if quoted:

@@ -15,9 +15,8 @@ _last = 0
 def new_key() -> str:
     """A new key: a UUID of version 7.
 
-    Keys that were made together lie together in the index.  Those of one
-    process ascend: the 12 bits after the milliseconds are a fraction of them,
-    and a clock that stands still or goes back is counted on.
+    Keys that were made together lie together in the index.  Those of one process ascend: the 12 bits after the milliseconds
+    are a fraction of them, and a clock that stands still or goes back is counted on.
     """
     global _last
     with _lock:
@@ -36,8 +35,7 @@ def step_key(scope: str, key: str, step: str) -> str:
 
 
 def request_hash(method: str, path: str, body: bytes = b"") -> bytes:
-    """What idem_request_hash(method, path, body::bytea) returns, without the
-    way to the server."""
+    """What idem_request_hash(method, path, body::bytea) returns, without the way to the server."""
     hasher = request_hasher(method, path)
     hasher.update(body)
     return hasher.digest()

@@ -1,9 +1,8 @@
 """
 Values as literals of SQL, and results as values, for the statements that go out together with BEGIN or COMMIT.
 
-The types that the functions take and return are converted here, several times as fast as psycopg's cursors
-do it; psycopg converts all others.  A value is read from a result when it is asked for, because each call into libpq
-lets another thread run.
+The types that the functions take and return are converted here, several times as fast as psycopg's cursors do it; psycopg converts
+all others.  A value is read from a result when it is asked for, because each call into libpq lets another thread run.
 """
 
 from __future__ import annotations

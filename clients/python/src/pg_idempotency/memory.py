@@ -1,11 +1,9 @@
 """
 The double: the same interface in memory, for unit tests.
 
-It performs the statements of functions.py as the server would, in
-transactions that commit or are undone.  What a transaction has changed, others
-see when it has committed; who wants to change the same waits for it, in short
-naps.  There is one lock around each statement, so threads may share it.
-Nothing outlives the process.
+It performs the statements of functions.py as the server would, in transactions that commit or are undone.  What a
+transaction has changed, others see when it has committed; who wants to change the same waits for it, in short naps.  There
+is one lock around each statement, so threads may share it.  Nothing outlives the process.
 """
 
 from __future__ import annotations
@@ -119,8 +117,7 @@ class OutboxMessage:
 class Transaction:
     """A transaction of the double, which is the argument of a handler.
 
-    insert() and rows() keep the effects of the code under test, and undo them
-    with the transaction."""
+    insert() and rows() keep the effects of the code under test, and undo them with the transaction."""
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
         self._store, self._runtime = store, runtime
@@ -540,9 +537,8 @@ class Store(Monitoring):
         record = self.keys.get((scope, key))
         return record if record is not None and record.expires > time.time() else None
 
-    def idem_claim(self, tx: Transaction, scope: str, key: str, request_hash: bytes | None = None,
-                   ttl: str | None = None, lease: str | None = None, wait: str | None = None,
-                   request: str | None = None) -> dict[str, Any]:
+    def idem_claim(self, tx: Transaction, scope: str, key: str, request_hash: bytes | None = None, ttl: str | None = None,
+                   lease: str | None = None, wait: str | None = None, request: str | None = None) -> dict[str, Any]:
         if request is not None:
             raise NotImplementedError("the double does not keep requests for resume(): test them with a server")
         if not self.idem_key_is_valid(tx, key):
@@ -632,9 +628,8 @@ class Store(Monitoring):
                      text=text, data=data, completed=time.time())
         return True
 
-    def idem_checkpoint(self, tx: Transaction, scope: str, key: str, recovery_point: str,
-                        recovery_state: str | None = None, lease: str | None = None,
-                        claim_token: int | None = None) -> datetime | None:
+    def idem_checkpoint(self, tx: Transaction, scope: str, key: str, recovery_point: str, recovery_state: str | None = None,
+                        lease: str | None = None, claim_token: int | None = None) -> datetime | None:
         self._check_size("recovery state is", recovery_state)
         return self._renew(tx, scope, key, lease, claim_token, point=recovery_point, saved=recovery_state)
 
@@ -642,16 +637,14 @@ class Store(Monitoring):
                        claim_token: int | None = None) -> datetime | None:
         return self._renew(tx, scope, key, lease, claim_token)
 
-    def _renew(self, tx: Transaction, scope: str, key: str, lease: str | None, token: int | None,
-               **values: Any) -> datetime | None:
+    def _renew(self, tx: Transaction, scope: str, key: str, lease: str | None, token: int | None, **values: Any) -> datetime | None:
         record = self._held(tx, scope, key, token, "")
         assert record is not None
         until = min(record.expires, time.time() + _seconds(lease, self.settings.default_lease))
         self._change(tx, scope, key, record, lease=until, **values)
         return _when(until)
 
-    def idem_fail(self, tx: Transaction, scope: str, key: str, error: str | None = None,
-                  claim_token: int | None = None) -> bool:
+    def idem_fail(self, tx: Transaction, scope: str, key: str, error: str | None = None, claim_token: int | None = None) -> bool:
         record = self._held(tx, scope, key, claim_token, "failed")
         if record is not None:
             self._change(tx, scope, key, record, state="failed", error=error)
@@ -722,8 +715,7 @@ class Store(Monitoring):
 
     # User actions
 
-    def idem_try_advance(self, tx: Transaction, user_id: str, entity_type: str, entity_id: str,
-                         action_id: int) -> dict[str, Any]:
+    def idem_try_advance(self, tx: Transaction, user_id: str, entity_type: str, entity_id: str, action_id: int) -> dict[str, Any]:
         pair = (user_id, entity_type, entity_id)
         lead = self.settings.max_action_id_lead
         if lead and action_id > (time.time() + lead) * 1000:
@@ -755,12 +747,10 @@ class Store(Monitoring):
                     action_id: int) -> dict[str, Any]:
         return self.idem_set(tx, user_id, entity_type, entity_id, action_type, None, action_id)
 
-    def idem_is_active(self, tx: Transaction, user_id: str, entity_type: str, entity_id: str,
-                       action_type: str) -> bool:
+    def idem_is_active(self, tx: Transaction, user_id: str, entity_type: str, entity_id: str, action_type: str) -> bool:
         return self.actions.get((user_id, entity_type, entity_id, action_type), False)
 
-    def idem_action_states(self, tx: Transaction, user_id: str, entity_type: str,
-                           entity_ids: list[str]) -> list[dict[str, Any]]:
+    def idem_action_states(self, tx: Transaction, user_id: str, entity_type: str, entity_ids: list[str]) -> list[dict[str, Any]]:
         return [{"entity_id": name[2], "action_type": name[3], "is_active": active,
                  "last_action_id": self.versions[name[:3]]} for name, active in sorted(self.actions.items())
                 if name[:2] == (user_id, entity_type) and name[2] in entity_ids]
@@ -787,9 +777,8 @@ class Store(Monitoring):
 
     # Client sequences
 
-    def idem_try_append(self, tx: Transaction, aggregate: str, client_id: str, client_seq: int,
-                        event_count: int = 1, expected_version: int | None = None, allow_gaps: bool = True,
-                        wait: str | None = None) -> dict[str, Any]:
+    def idem_try_append(self, tx: Transaction, aggregate: str, client_id: str, client_seq: int, event_count: int = 1,
+                        expected_version: int | None = None, allow_gaps: bool = True, wait: str | None = None) -> dict[str, Any]:
         last, version = self.sequences.get((aggregate, client_id), 0), self.aggregates.get(aggregate, 0)
         answer = {"last_client_seq": last, "version": version}
         holder = self.locks.get(("sequence", aggregate, client_id))
@@ -923,8 +912,7 @@ class Store(Monitoring):
             self._update_message(tx, message, state="pending", attempt=0, spared=0, due=time.time())
         return len(found)
 
-    def idem_outbox_extend(self, tx: Transaction, ids: list[int], lease: str | None = None,
-                           attempts: Any = None) -> list[int]:
+    def idem_outbox_extend(self, tx: Transaction, ids: list[int], lease: str | None = None, attempts: Any = None) -> list[int]:
         return [self._update_message(tx, message, lease=time.time() + _seconds(lease, 30)).id
                 for message in list(self._leased(tx, ids, attempts))]
 

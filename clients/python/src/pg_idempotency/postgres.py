@@ -1,9 +1,8 @@
 """
 Statements over psycopg, and over what SQLAlchemy calls a connection.
 
-Sessions are connections of the user's pool.  What opens or ends a transaction
-goes out together with the statement beside it, as one query: one round trip, and
-a quarter of the system calls that psycopg's pipeline mode makes.
+Sessions are connections of the user's pool.  What opens or ends a transaction goes out together with the statement beside
+it, as one query: one round trip, and a quarter of the system calls that psycopg's pipeline mode makes.
 """
 
 from __future__ import annotations

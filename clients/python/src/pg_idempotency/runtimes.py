@@ -1,9 +1,8 @@
 """
 The two runtimes of the core: threads, and asyncio.
 
-The core is written in coroutines.  The asynchronous runtime awaits them.  The
-synchronous one runs them without an event loop.  Nothing that they await there
-suspends, because maybe_await() passes on what a synchronous driver returns.  So
+The core is written in coroutines.  The asynchronous runtime awaits them.  The synchronous one runs them without an event
+loop.  Nothing that they await there suspends, because maybe_await() passes on what a synchronous driver returns.  So
 everything but this file is written once.
 """
 

@@ -1,10 +1,9 @@
 """
 Where scopes live: on one server, or on the shards of a router.
 
-The core asks for the server of a scope, and gets a session there.  The router is
-asked once for each scope, and its answer is cached.  That may be old: so each
-transaction begins with idem_pin_scope(), in the statement that comes first anyhow,
-and a shard that the scope has left refuses it before anything is done.
+The core asks for the server of a scope, and gets a session there.  The router is asked once for each scope, and its answer
+is cached.  That may be old: so each transaction begins with idem_pin_scope(), in the statement that comes first anyhow, and
+a shard that the scope has left refuses it before anything is done.
 """
 
 from __future__ import annotations

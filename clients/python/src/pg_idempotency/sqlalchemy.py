@@ -4,11 +4,9 @@ SQLAlchemy: requests and jobs on the connections of an Engine or AsyncEngine.
 	Idempotency(SQLAlchemy(engine))
 	AsyncIdempotency(SQLAlchemy(engine, sessionmaker(class_=AsyncSession)))
 
-The handler gets the Connection of the claim's transaction or, with a factory of
-sessions, a Session that joins it.  session.commit() in the handler flushes, and
-the transaction is committed together with the response; begin_nested() makes a
-savepoint.  A Session that chooses another connection (binds, get_bind(),
-bind_arguments) is refused before its first statement.
+The handler gets the Connection of the claim's transaction or, with a factory of sessions, a Session that joins it.
+session.commit() in the handler flushes, and the transaction is committed together with the response; begin_nested() makes a
+savepoint.  A Session that chooses another connection (binds, get_bind(), bind_arguments) is refused before its first statement.
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@ Starlette: a decorator for endpoints, and the layer around the application.
 
 	install(app, idempotency)
 
-The guard runs at the endpoint that the router has chosen, behind the application's
-middleware and the decorators above it, for a replay, too.  The handler finds its
-transaction as request.state.idempotency.tx.  It runs to its end, also where the client
-has hung up: its work is committed, and the response is there for the retry.
+The guard runs at the endpoint that the router has chosen, behind the application's middleware and the decorators above it,
+for a replay, too.  The handler finds its transaction as request.state.idempotency.tx.  It runs to its end, also where the
+client has hung up: its work is committed, and the response is there for the retry.
 """
 
 from __future__ import annotations

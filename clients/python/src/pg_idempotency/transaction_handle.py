@@ -1,9 +1,8 @@
 """
 The connection as a handler gets it: usable until the handler's transaction ends.
 
-After that the pool gives the connection to the next request.  A task, a thread
-or a cursor that the handler has started or kept must not write into that
-request's transaction.  So the handle is an object of its own, of a subclass of the
+After that the pool gives the connection to the next request.  A task, a thread or a cursor that the handler has started or
+kept must not write into that request's transaction.  So the handle is an object of its own, of a subclass of the
 connection's class, which shares the attributes of the connection until end().
 """
 
