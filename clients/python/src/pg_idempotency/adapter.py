@@ -128,8 +128,7 @@ class AdapterSession:
         except Exception as error:
             self.lost = self.lost or self._is_gone(error)
             if sqlstate(error) == FAILED_TRANSACTION:
-                raise TransactionEnded("the handler continued after an error of the database, which undid its "
-                                       "work") from error
+                raise TransactionEnded("the handler continued after an error of the database, which undid its work") from error
             raise
 
     def ended(self) -> bool:

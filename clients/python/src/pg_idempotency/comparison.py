@@ -72,8 +72,7 @@ def left_out(fingerprint: Fingerprint | None) -> list[list[str]]:
     return [[part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]] for pointer in fingerprint]
 
 
-def hash_of_body(method: str, path: str, content_type: str, body: bytes,
-                 paths: Sequence[Sequence[str]] = ()) -> bytes | Statement[bytes]:
+def hash_of_body(method: str, path: str, content_type: str, body: bytes, paths: Sequence[Sequence[str]] = ()) -> bytes | Statement[bytes]:
     """The hash of a request whose body was kept, without these members of a JSON document."""
     if _JSON.fullmatch(content_type) and body and b"\0" not in body:
         try:

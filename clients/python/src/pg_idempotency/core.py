@@ -22,8 +22,7 @@ from . import functions
 from .adapter import Session
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished,
                      ScopeMoving, TimedOut, TransactionEnded, sqlstate)
-from .functions import (Headers, HeldClaim, Interval, Statement, as_json, held, json_text, make, scope_of,
-                        without_defaults)
+from .functions import (Headers, HeldClaim, Interval, Statement, as_json, held, json_text, make, scope_of, without_defaults)
 from .handlers import Deadline, in_handler, refuse_nested
 from .intervals import seconds
 from .keys import request_hash, step_key
@@ -546,8 +545,7 @@ class Core:
         except TimedOut:
             raise
         except IdempotencyError:
-            raise TransactionEnded("the handler rolled its transaction back, or took longer than the ttl of its "
-                                   "claim") from None
+            raise TransactionEnded("the handler rolled its transaction back, or took longer than the ttl of its claim") from None
         raise TransactionEnded("the handler committed its transaction; the response was stored in another one")
 
     # job()
@@ -608,8 +606,7 @@ def _as_json(name: str, found: Any) -> Any:
         if NUL.search(text):
             raise ValueError("PostgreSQL cannot store NUL in text")
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"the step {name!r} returned a {type(found).__name__} that cannot be stored as JSON: "
-                        f"{error}") from error
+        raise TypeError(f"the step {name!r} returned a {type(found).__name__} that cannot be stored as JSON: {error}") from error
     return json.loads(text)
 
 
@@ -798,8 +795,7 @@ class Job:
 
     async def _fail(self, error: BaseException | None, text: str | None = None) -> None:
         """So that the next attempt need not wait for the lease."""
-        if self._failed or self.lost.is_set() and not self._timed_out or \
-                isinstance(error, (ClaimLost, ClaimNotFound)):
+        if self._failed or self.lost.is_set() and not self._timed_out or isinstance(error, (ClaimLost, ClaimNotFound)):
             return
         self._failed = True
         text = text or f"{type(error).__name__}: {error}"

@@ -139,8 +139,7 @@ def _guarded(guard: Guard, exchange: Exchange, app: Any, native: Any, view: Call
         last.append(response)
         return Answer(response.status_code, list(response.headers), body, response)
 
-    answer = run(guarded(exchange, guard, request, lambda: guard.ask_scope(request, named), lambda: _read(native, exchange),
-                         attempt))
+    answer = run(guarded(exchange, guard, request, lambda: guard.ask_scope(request, named), lambda: _read(native, exchange), attempt))
     return _response(app, answer) if answer.native is None else answer.native
 
 

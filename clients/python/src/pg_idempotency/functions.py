@@ -714,8 +714,7 @@ class Functions:
         """Whether this is the first use of a token, such as the id of a message in the consumer's transaction."""
 
     @function
-    def once_many(self, scope: str, tokens: Sequence[str], *, ttl: Interval = None,
-                  ttl_ms: float | None = None) -> Statement[list[str]]:
+    def once_many(self, scope: str, tokens: Sequence[str], *, ttl: Interval = None, ttl_ms: float | None = None) -> Statement[list[str]]:
         """The tokens that are used for the first time, in their order."""
 
     @function

@@ -266,8 +266,7 @@ class Exchange:
 
     def refusal(self, status: int) -> Answer:
         """The response that replaces a success for work that was rolled back."""
-        logging.getLogger("pg_idempotency").error(
-            "%s was rolled back, and the application answered %d: 500 was sent", self._name, status)
+        logging.getLogger("pg_idempotency").error("%s was rolled back, and the application answered %d: 500 was sent", self._name, status)
         return _answer(problem("rolled-back", "Rolled back", 500, "The request failed, and its work was rolled back."))
 
     def check_length(self, status: int, length: str | None, body: bytes) -> None:
@@ -276,8 +275,7 @@ class Exchange:
             raise ValueError(f"{self._name} has a body of {len(body)} bytes, and Content-Length says {length}")
 
     def streaming_refused(self) -> StreamingRefused:
-        return StreamingRefused(f"{self._name} answers in pieces: a response that is to be stored has to be whole, "
-                                "with its length")
+        return StreamingRefused(f"{self._name} answers in pieces: a response that is to be stored has to be whole, with its length")
 
 
 def rewind(file: Any) -> None:
@@ -338,15 +336,13 @@ def _answer(response: Response | Result, *more: tuple[str, str]) -> Answer:
 
 
 def _key_required() -> Answer:
-    return _answer(problem("key-required", "Idempotency-Key required", 400,
-                           "This request needs the header Idempotency-Key."))
+    return _answer(problem("key-required", "Idempotency-Key required", 400, "This request needs the header Idempotency-Key."))
 
 
 def _replay(result: Result) -> Answer:
     response: Response | Result = result
     if result.outcome == "erased":
-        response = problem("response-erased", "Response erased", result.status,
-                           "The request has run, and its response was erased since.")
+        response = problem("response-erased", "Response erased", result.status, "The request has run, and its response was erased since.")
     return _answer(response, ("Idempotent-Replayed", "true"))
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
-         "mon": 2592000.0, "y": 31557600.0}
+UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "mon": 2592000.0, "y": 31557600.0}
 """Of a month and a year as extract(epoch) has them."""
 NAMES = {"us": "us", "usec": "us", "microsecond": "us", "ms": "ms", "msec": "ms", "millisecond": "ms", "s": "s",
          "sec": "s", "second": "s", "m": "min", "min": "min", "minute": "min", "h": "h", "hr": "h", "hour": "h",

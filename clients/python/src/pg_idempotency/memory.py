@@ -29,8 +29,7 @@ from psycopg import DataError
 
 from . import client
 from .adapter import AdapterSession
-from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, RateLimited,
-                     TransactionEnded)
+from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, RateLimited, TransactionEnded)
 from .core import Response
 from .functions import Interval, Statement, json_text
 from .handlers import DEFAULT_TIMEOUT
@@ -138,8 +137,7 @@ class Transaction:
     def rows(self, table: str) -> list[dict[str, Any]]:
         """The rows that have been committed, and this transaction's own."""
         with self._store.lock:
-            return [row for owner, row in self._store.rows.get(table, []) if owner.state == "committed" or
-                    owner is self]
+            return [row for owner, row in self._store.rows.get(table, []) if owner.state == "committed" or owner is self]
 
     def _check(self) -> None:
         if self.state != "open":
@@ -508,8 +506,7 @@ class Store(Monitoring):
 
     def idem_key_is_valid(self, tx: Transaction, key: str | None) -> bool:
         s = self.settings
-        return bool(key is not None and s.key_min_length <= len(key) <= s.key_max_length and
-                    re.fullmatch(r"[A-Za-z0-9_\-:.]+", key))
+        return bool(key is not None and s.key_min_length <= len(key) <= s.key_max_length and re.fullmatch(r"[A-Za-z0-9_\-:.]+", key))
 
     # Request keys
 
@@ -695,8 +692,7 @@ class Store(Monitoring):
                            response_bodies: Any = None, response_headers: Any = None,
                            claim_tokens: Any = None) -> list[dict[str, Any]]:
         rows = _aligned(keys, response_statuses, response_bodies, response_headers, claim_tokens)
-        return [{"ordinal": n, "key": row[0], "completed": self.idem_complete(tx, scope, *row)}
-                for n, row in enumerate(rows, 1)]
+        return [{"ordinal": n, "key": row[0], "completed": self.idem_complete(tx, scope, *row)} for n, row in enumerate(rows, 1)]
 
     def idem_run(self, tx: Transaction, scope: str, key: str, handler: str, request: str, ttl: str | None = None,
                  wait: str = RUN_WAIT) -> dict[str, Any]:
@@ -710,8 +706,7 @@ class Store(Monitoring):
             returned = Response(200, json.dumps(returned, ensure_ascii=False))
         headers = json_text(returned.headers or None, "headers")
         self.idem_complete(tx, scope, key, returned.status, returned.body, headers)
-        return {**claim, "response_status": returned.status, "response_headers_text": headers,
-                "response_body": returned.body}
+        return {**claim, "response_status": returned.status, "response_headers_text": headers, "response_body": returned.body}
 
     # User actions
 
@@ -852,8 +847,7 @@ class Store(Monitoring):
         for message in sorted(self.outbox.values(), key=lambda m: m.id):
             lane = (message.topic, message.message_key or "")
             if not self._free(tx, message.id) or message.state != "pending":
-                if message.state == "pending" and message.message_key is not None and \
-                        message.attempt > 0:
+                if message.state == "pending" and message.message_key is not None and message.attempt > 0:
                     blocked.add(lane)       # another transaction has taken it
                 continue
             if topics is not None and message.topic not in topics:
@@ -883,8 +877,7 @@ class Store(Monitoring):
     def _leased(self, tx: Transaction, ids: list[int], attempts: Any) -> Iterator[OutboxMessage]:
         for id, attempt in _aligned(ids, attempts):
             message = self.outbox.get(id)
-            if message is not None and message.state == "pending" and message.lease is not None and \
-                    attempt in (None, message.attempt):
+            if message is not None and message.state == "pending" and message.lease is not None and attempt in (None, message.attempt):
                 yield message
 
     def idem_outbox_ack(self, tx: Transaction, ids: list[int]) -> int:

@@ -101,8 +101,7 @@ class Monitoring:
         samples: list[tuple[str, dict[str, str], float, str, str]]
         samples = [(f"idempotency_{name}_total", labels, self.counters[counter], "counter", text)
                    for name, labels, counter, text in METRICS]
-        for table, count, old in (("idem_keys", len(self.keys), expired[0]), ("idem_tokens", len(self.tokens),
-                                                                              expired[1])):
+        for table, count, old in (("idem_keys", len(self.keys), expired[0]), ("idem_tokens", len(self.tokens), expired[1])):
             samples += [("idempotency_records", {"table": table, "state": state}, value, "gauge", "Records, by state.")
                         for state, value in (("live", count - old), ("expired", old))]
         samples += [("idempotency_outbox_messages", {"state": state}, value, "gauge", "Messages, by state.")

@@ -292,8 +292,7 @@ class PsycopgSession:
     @property
     def _has_open_block(self) -> bool:
         """A block of transaction() or pipeline() has not ended.  psycopg refuses COMMIT on this connection from then on."""
-        return bool(getattr(self._connection, "_num_transactions", 0)
-                    or not self.lost and self._connection.pgconn.pipeline_status)
+        return bool(getattr(self._connection, "_num_transactions", 0) or not self.lost and self._connection.pgconn.pipeline_status)
 
     def ended(self) -> bool:
         if not hasattr(select, "poll"):     # eventlet removes it

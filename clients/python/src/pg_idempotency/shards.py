@@ -92,8 +92,7 @@ class Servers:
 class Shards(Servers):
     """The user's connect(conninfo) returns a source, of which make_server(source) makes a Server."""
 
-    def __init__(self, router: Backend, connect: Callable[[str], Any], make_server: Callable[[Any], Server],
-                 runtime: Runtime) -> None:
+    def __init__(self, router: Backend, connect: Callable[[str], Any], make_server: Callable[[Any], Server], runtime: Runtime) -> None:
         super().__init__(Server(router, 0))
         self._connect, self._make_server, self._runtime = connect, make_server, runtime
         self._lock = threading.Lock()
@@ -145,8 +144,7 @@ class Shards(Servers):
         while True:
             try:
                 async with self.server.backend.session() as session:
-                    found: str = await answered(self._runtime, lambda: session.perform(question),
-                                                ROUTER_LIMIT, session.abort)
+                    found: str = await answered(self._runtime, lambda: session.perform(question), ROUTER_LIMIT, session.abort)
                     return found
             except Exception as error:
                 left = until - time.monotonic()

@@ -121,8 +121,7 @@ class SQLAlchemySession(AdapterSession):
         if session is not None:
             await maybe_await(session.close())
         if self._connection.in_transaction():
-            await maybe_await(self._connection.rollback() if hasattr(self._connection, "rollback")
-                              else self._transaction.rollback())
+            await maybe_await(self._connection.rollback() if hasattr(self._connection, "rollback") else self._transaction.rollback())
         elif self._has_refused:             # SQLAlchemy has ended the transaction, and not taken it from the connection
             await maybe_await(self._transaction.rollback())
         # After an error before COMMIT was sent, as of a listener, SQLAlchemy takes the transaction for ended.

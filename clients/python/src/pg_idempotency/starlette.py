@@ -32,8 +32,7 @@ from .http import GUARD, Access, Answer, Exchange, guarded, no_layer, rewind
 __all__ = ["Access", "Guard", "IdempotencyMiddleware", "install"]
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
-ABANDON = "abandon_on_cancel" if "abandon_on_cancel" in inspect.signature(anyio.to_thread.run_sync).parameters else \
-    "cancellable"
+ABANDON = "abandon_on_cancel" if "abandon_on_cancel" in inspect.signature(anyio.to_thread.run_sync).parameters else "cancellable"
 
 
 class Guard(http.Guard):
@@ -138,8 +137,7 @@ async def _whole(response: Any, request: Request, exchange: Exchange) -> Answer:
 
     background, response.background = getattr(response, "background", None), None
     # Extensions that cannot be stored are not offered: files by name, trailers, push.
-    extensions = {name: found for name, found in (request.scope.get("extensions") or {}).items()
-                  if not name.startswith("http.response.")}
+    extensions = {name: found for name, found in (request.scope.get("extensions") or {}).items() if not name.startswith("http.response.")}
     # The whole file is stored, and not the range of the first request.
     headers = [one for one in request.scope["headers"] if one[0].lower() not in (b"range", b"if-range")]
     try:

@@ -74,8 +74,7 @@ def _missing(handle: Any, name: str) -> NoReturn:
 
 @functools.lru_cache
 def _handle_class(kind: type[Any]) -> type[Any]:
-    own: dict[str, Any] = dict.fromkeys(
-        ("commit", "rollback", "__enter__", "__exit__", "__aenter__", "__aexit__"), _refused)
+    own: dict[str, Any] = dict.fromkeys(("commit", "rollback", "__enter__", "__exit__", "__aenter__", "__aexit__"), _refused)
     if issubclass(kind, psycopg.AsyncConnection):
         def cursor(self: Any, *arguments: Any, **named: Any) -> Any:
             made = kind.cursor(self, *arguments, **named)
