@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-import selectors
 import socket
 import threading
 import time
@@ -29,7 +28,7 @@ from .functions import Statement, quoted, render, sql_of
 from .literals import Rows, literals
 from .prepared import ASK, LIST, Prepared, prepared_of
 from .transaction_handle import end, handle_of
-from .runtimes import maybe_await, started
+from .runtimes import AsyncRuntime, SyncRuntime, maybe_await, started
 
 T = TypeVar("T")
 ROLLBACK_LIMIT = 5.0
@@ -189,16 +188,14 @@ class PsycopgSession:
 
     async def _exchanged(self, commands: list[str], statement: Statement[Any] | None, encoding: str) -> Any:
         """The results of the commands, one of which is that of the statement."""
-        connection, link, lock = self._connection, self._connection.pgconn, self._connection.lock
-        answer = results_of(link, "; ".join(commands).encode(encoding))
+        connection, query = self._connection, "; ".join(commands).encode(encoding)
         try:
             if self._is_async:
-                async with lock:
-                    # psycopg 3.2's own wait() asks a silent server to cancel, and waits for that without an end.
-                    results = await waiting.wait_async(answer, link.socket)
+                async with connection.lock:
+                    results = await self._results(query)
             else:
-                with lock:
-                    results = connection.wait(answer)
+                with connection.lock:
+                    results = await self._results(query)
         except psycopg.Error:
             raise
         except BaseException:
@@ -212,6 +209,14 @@ class PsycopgSession:
                 raise known from error
             raise error
         return results
+
+    async def _results(self, query: bytes) -> Any:
+        """Without the connection's lock."""
+        link = self._connection.pgconn
+        if not self._is_async:
+            return self._connection.wait(results_of(link, query))
+        # psycopg 3.2's own wait() asks a silent server to cancel, and waits for that without an end.
+        return await waiting.wait_async(results_of(link, query), link.socket)
 
     def _check_idle(self) -> None:
         if self._status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN):
@@ -245,7 +250,11 @@ class PsycopgSession:
         try:
             await self.revoke_handle(until)
             if not self.lost and self._status != TransactionStatus.IDLE:
-                await self._send_rollback(until)
+                bounded = AsyncRuntime.bounded if self._is_async else SyncRuntime.bounded
+                # A generator that the handler has kept can hold the lock.
+                await bounded(lambda: self._results(b"ROLLBACK"), until - time.monotonic(), self._cut)
+                if self._status != TransactionStatus.IDLE:
+                    raise TimeoutError
             if self._has_open_block:
                 await self._close()
         except BaseException as error:
@@ -253,16 +262,8 @@ class PsycopgSession:
             if not isinstance(error, (psycopg.Error, TimeoutError)):
                 raise                       # cancelled: an answer may still be on its way
 
-    async def _send_rollback(self, until: float) -> None:
-        """Without the driver's own wait, which has no end."""
-        link = self._connection.pgconn
-        link.send_query(b"ROLLBACK")
-        while True:
-            while link.flush() or link.is_busy():
-                await readable(link.socket, until, self._is_async)
-                link.consume_input()
-            if link.get_result() is None:
-                return
+    async def _cut(self) -> None:
+        cut(self._connection)
 
     async def revoke_handle(self, until: float | None = None) -> None:
         handle, self.handle = self.handle, None
@@ -396,23 +397,6 @@ async def locked(connection: Any, until: float | None) -> AsyncIterator[None]:
         yield
     finally:
         lock.release()
-
-
-async def readable(fileno: int, until: float, asynchronous: bool) -> None:
-    """Wait until there is something to read.  Raises TimeoutError at that time."""
-    left = max(0.0, until - time.monotonic())
-    if not asynchronous:
-        with selectors.DefaultSelector() as selector:
-            selector.register(fileno, selectors.EVENT_READ)
-            if not selector.select(left):
-                raise TimeoutError
-        return
-    loop, event = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(fileno, event.set)
-    try:
-        await asyncio.wait_for(event.wait(), left)
-    finally:
-        loop.remove_reader(fileno)
 
 
 class OpenedSession:
