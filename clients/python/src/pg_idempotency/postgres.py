@@ -25,7 +25,7 @@ from psycopg.rows import tuple_row
 
 from .errors import TransactionEnded, from_call, from_error
 from .functions import Statement, quoted, render, sql_of
-from .literals import Rows, literals
+from .literals import literals, rows_of
 from .prepared import ASK, LIST, Prepared, prepared_of
 from .transaction_handle import end, handle_of
 from .runtimes import AsyncRuntime, SyncRuntime, maybe_await, started
@@ -164,7 +164,7 @@ class PsycopgSession:
             prepared.follow(self._connection)
             if prepared.is_in_doubt and prepared.is_allowed and not after:
                 result, = await self._exchanged([LIST], None, encoding)
-                prepared.found({name for name, in Rows(result, encoding, self._connection, {})})
+                prepared.found({name for name, in rows_of(result, encoding, self._connection, {})})
             text, values = sql_of(statement, self._schema)
             if prepare := prepared.to_prepare(text, len(values)):
                 await self._exchanged([prepare], statement, encoding)
@@ -184,7 +184,7 @@ class PsycopgSession:
             return None
         # A named statement keeps its types; a function that has other ones makes it STALE.
         types = prepared.types[text] if prepared.is_allowed else {}
-        return statement.read(Rows(results[1 if before else 0], encoding, self._connection, types))
+        return statement.read(rows_of(results[1 if before else 0], encoding, self._connection, types))
 
     async def _exchanged(self, commands: list[str], statement: Statement[Any] | None, encoding: str) -> Any:
         """The results of the commands, one of which is that of the statement."""
