@@ -76,18 +76,20 @@ class Settings:
 
 @dataclass
 class Record:
+    """With the names of the server's columns, where a value is one."""
+
     request_hash: bytes | None
     token: int
     attempt: int
     expires: float
     lease: float
     state: str = "started"
-    status: int | None = None
-    headers: str | None = None
-    text: str | None = None
-    data: bytes | None = None
-    point: str | None = None
-    saved: str | None = None
+    response_status: int | None = None
+    response_headers_text: str | None = None
+    response_body: str | None = None
+    response_bytes: bytes | None = None
+    recovery_point: str | None = None
+    recovery_state_text: str | None = None
     error: str | None = None
     created: float = 0.0
     completed: float | None = None
@@ -101,8 +103,8 @@ class OutboxMessage:
     message_id: uuid.UUID
     topic: str
     message_key: str | None
-    payload: str
-    headers: str | None
+    payload_text: str
+    headers_text: str | None
     created: float
     due: float
     attempt: int = 0
@@ -552,9 +554,8 @@ class Store(Monitoring):
             if holder not in (None, tx):
                 return self._in_progress(found, wait)
             if record.state in ("completed", "erased"):
-                return {**found, "outcome": "replay" if record.state == "completed" else "erased",
-                        "response_status": record.status, "response_headers_text": record.headers,
-                        "response_body": record.text, "response_bytes": record.data,
+                response = {name: value for name, value in vars(record).items() if name.startswith("response_")}
+                return {**found, **response, "outcome": "replay" if record.state == "completed" else "erased",
                         "expires_at": _when(record.expires)}
             if record.state == "started" and holder is tx:
                 return {**found, "outcome": "in_progress"}
@@ -575,12 +576,11 @@ class Store(Monitoring):
         made = Record(request_hash if record is None or request_hash is not None else record.request_hash,
                       self._next_token(), record.attempt + 1 if record else 1,
                       expires, min(expires, now + _seconds(lease, s.default_lease)), created=now, owner=tx,
-                      point=record.point if record else None, saved=record.saved if record else None)
+                      recovery_point=record.recovery_point if record else None,
+                      recovery_state_text=record.recovery_state_text if record else None)
         tx.change(self.keys, (scope, key), made)
-        return {**found, "outcome": "new", "claim_token": made.token, "attempt": made.attempt,
-                "recovery_point": made.point, "recovery_state_text": made.saved,
-                "lease_expires_at": _when(made.lease), "expires_at": _when(made.expires),
-                "lease_seconds": made.lease - now}
+        return {**found, **vars(made), "outcome": "new", "claim_token": made.token, "lease_seconds": made.lease - now,
+                "lease_expires_at": _when(made.lease), "expires_at": _when(made.expires)}
 
     @staticmethod
     def _in_progress(found: dict[str, Any], wait: str | None) -> dict[str, Any]:
@@ -621,14 +621,15 @@ class Store(Monitoring):
             return False
         text = response_body if isinstance(response_body, str) else None
         data = None if response_body is None or text is not None else bytes(response_body)
-        self._change(tx, scope, key, record, state="completed", status=response_status, headers=response_headers,
-                     text=text, data=data, completed=time.time())
+        self._change(tx, scope, key, record, state="completed", response_status=response_status, completed=time.time(),
+                     response_headers_text=response_headers, response_body=text, response_bytes=data)
         return True
 
     def idem_checkpoint(self, tx: Transaction, scope: str, key: str, recovery_point: str, recovery_state: str | None = None,
                         lease: str | None = None, claim_token: int | None = None) -> datetime | None:
         self._check_size("recovery state is", recovery_state)
-        return self._renew(tx, scope, key, lease, claim_token, point=recovery_point, saved=recovery_state)
+        return self._renew(tx, scope, key, lease, claim_token, recovery_point=recovery_point,
+                           recovery_state_text=recovery_state)
 
     def idem_heartbeat(self, tx: Transaction, scope: str, key: str, lease: str | None = None,
                        claim_token: int | None = None) -> datetime | None:
@@ -661,11 +662,7 @@ class Store(Monitoring):
         holder = self.locks.get(("key", scope, key))
         if record is None or holder is not None and holder is not tx and record.owner is holder:
             return {}
-        return {"state": record.state, "attempt": record.attempt, "request_hash": record.request_hash,
-                "response_status": record.status, "response_headers_text": record.headers,
-                "response_body": record.text, "response_bytes": record.data, "error": record.error,
-                "recovery_point": record.point, "recovery_state_text": record.saved,
-                "created_at": _when(record.created), "completed_at": _when(record.completed),
+        return {**vars(record), "created_at": _when(record.created), "completed_at": _when(record.completed),
                 "lease_expires_at": _when(record.lease) if record.state == "started" else None, "expires_at": _when(record.expires)}
 
     def idem_forget(self, tx: Transaction, scope: str, key: str) -> bool:
@@ -677,10 +674,10 @@ class Store(Monitoring):
     def idem_erase(self, tx: Transaction, scope: str, key: str) -> bool:
         tx.hold("key", scope, key)
         record = self._record(scope, key)
-        if record is None or record.state != "completed" and record.error is record.saved is None:
+        if record is None or record.state != "completed" and record.error is record.recovery_state_text is None:
             return False
-        self._change(tx, scope, key, record, state="erased" if record.state == "completed" else record.state, text=None, data=None,
-                     headers=None, error=None, saved=None)
+        self._change(tx, scope, key, record, state="erased" if record.state == "completed" else record.state, error=None,
+                     response_body=None, response_bytes=None, response_headers_text=None, recovery_state_text=None)
         return True
 
     def idem_claim_many(self, tx: Transaction, scope: str, keys: list[str], request_hashes: Any = None,
@@ -864,9 +861,7 @@ class Store(Monitoring):
             taken.append(self._update_message(tx, message, attempt=message.attempt + 1, lease=now + _seconds(lease, 30)))
         if not taken and seconds(wait):
             raise _Locked()
-        return [{"id": m.id, "message_id": m.message_id, "topic": m.topic, "message_key": m.message_key,
-                 "payload_text": m.payload, "headers_text": m.headers, "attempt": m.attempt,
-                 "created_at": _when(m.created)} for m in taken]
+        return [{**vars(m), "created_at": _when(m.created)} for m in taken]
 
     def _update_message(self, tx: Transaction, message: OutboxMessage, **values: Any) -> OutboxMessage:
         tx.hold("message", message.id)

@@ -145,5 +145,5 @@ class Monitoring:
 def abandoned(key: tuple[str, str], record: Any, now: float) -> dict[str, Any]:
     """A row of idem_abandoned(), with no more of the key than the server shows."""
     return {"scope": key[0], "key": f'"{key[1][:4]}..." ({len(key[1])} characters)',
-            "age": timedelta(seconds=now - record.lease), "attempt": record.attempt, "recovery_point": record.point,
+            "age": timedelta(seconds=now - record.lease), "attempt": record.attempt, "recovery_point": record.recovery_point,
             "lease_expires_at": datetime.fromtimestamp(record.lease, timezone.utc)}
