@@ -75,7 +75,7 @@ class AdapterSession:
         result: T = await self.commit(statement)
         return result
 
-    async def begin(self, statement: Statement[T] | None) -> Any:
+    async def begin(self, statement: Statement[Any] | None) -> Any:
         """BEGIN and the statement."""
         handle = await self._sent(self._begin)
         result = await self._performed(statement) if statement else None
@@ -86,7 +86,7 @@ class AdapterSession:
         """Wait for the statement that the handle is in, and refuse all later ones."""
         await self._sent(self._flush)
 
-    async def commit(self, statement: Statement[T] | None) -> Any:
+    async def commit(self, statement: Statement[Any] | None) -> Any:
         """The statement and COMMIT."""
         # COMMIT after an error that the handler has caught would be a rollback without an error.
         result = await self._performed(PROBE if statement is None else statement)

@@ -12,7 +12,7 @@ import json
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -224,12 +224,12 @@ class _CommitInDoubt(Exception):
     """COMMIT was sent, and the connection broke before its answer."""
 
 
+@dataclass(eq=False)
 class Flight:
     """A request that runs in this process.  Its duplicates in this process wait for it."""
 
-    def __init__(self, over: Any) -> None:
-        self.over = over
-        self.stored = False
+    over: Any
+    stored: bool = False
 
 
 class SessionLease:
@@ -292,17 +292,16 @@ class Core:
     async def perform_for_scope(self, scope: str, make: Callable[[Session], Statement[T]],
                                 wait_for_move: bool = True, limit: float | None = None) -> T:
         """Perform it on the server of the scope.  A statement that the server may have executed is not sent again."""
-        session_lease, result = await self._open(
+        session_lease, found = await self._open(
             scope, lambda server, session: session.perform(self.servers.pinned(make(session))), limit, False, wait_for_move)
         async with session_lease:
-            found: T = result
             return found
 
     async def _answered(self, session: Session, send: Callable[[], Any], limit: float | None) -> Any:
         return await answered(self.runtime, send, limit, session.abort)
 
-    async def _open(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None,
-                    repeats: bool = True, wait_for_move: bool = True) -> tuple[SessionLease, Any]:
+    async def _open(self, scope: str | None, first: Callable[[Server, Session], Awaitable[T]], limit: float | None,
+                    repeats: bool = True, wait_for_move: bool = True) -> tuple[SessionLease, T]:
         """A session where the scope lives, and the result of the first statement in it.
 
         Nothing else has run then.  So it is sent again where the scope has moved away, and with repeats also where the
@@ -366,7 +365,7 @@ class Core:
 
         pin = self.servers.pin(call.scope)
 
-        async def attempt(number: int) -> Result:
+        async def attempt() -> Result:
             session_lease, _ = await self._open(call.scope, lambda server, session: session.begin(pin), ANSWER_LIMIT)
             async with session_lease as session:
                 call.progress.attempt += 1
@@ -424,7 +423,7 @@ class Core:
                 del self._in_flight[name]
                 mine.over.set()
 
-    async def _claim(self, server: Server, call: Call, send: Callable[[Statement[HeldClaim]], Any]) -> HeldClaim:
+    async def _claim(self, server: Server, call: Call, send: Callable[[Statement[HeldClaim]], Awaitable[HeldClaim]]) -> HeldClaim:
         """Waits in the database if there is room, and not at all if there is none.  A claim in doubt always waits: for the end
         of a session that is lost, which takes no connection from a handler."""
         wait = call.in_doubt
@@ -434,8 +433,7 @@ class Core:
             if not wait and seconds(call.wait):
                 wait = is_waiter = server.waiters.enter()
             with self.telemetry.span("claim"):
-                claim: HeldClaim = await send(self.servers.pinned(call.claim(wait)))
-            return claim
+                return await send(self.servers.pinned(call.claim(wait)))
         except Exception as error:
             if wait and sqlstate(error) in ENDED_WAITS:
                 raise InProgress("the request is running, and waiting for it took too long") from error
@@ -446,15 +444,16 @@ class Core:
             if wait:
                 call.progress.waited += time.monotonic() - before
 
-    async def _retried(self, attempt: Callable[[int], Any]) -> Any:
+    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Serialization failures and deadlocks, with jitter."""
-        for number in range(1, ATTEMPTS + 1):
+        for number in range(1, ATTEMPTS):
             try:
-                return await attempt(number)
+                return await attempt()
             except Exception as error:
-                if sqlstate(error) not in RETRIED or number == ATTEMPTS:
+                if sqlstate(error) not in RETRIED:
                     raise
             await self.runtime.sleep(random.uniform(0, 0.02 * 2 ** number))
+        return await attempt()
 
     # request()
 
@@ -462,12 +461,12 @@ class Core:
         refuse_nested(self.servers.source, "request()", "tx, and the functions of on(tx)")
         return await self._flown("request", call, lambda mine: self._request(mine, handler))
 
-    async def _flown(self, name: str, call: Call, work: Callable[[Call], Any]) -> Result:
+    async def _flown(self, name: str, call: Call, work: Callable[[Call], Awaitable[Result]]) -> Result:
         async def flown() -> Result:
             if call.wait is None:
-                return await work(call)         # type: ignore[no-any-return]
+                return await work(call)
             async with self._single_flight(call) as (mine, flight):
-                result: Result = await work(mine)
+                result = await work(mine)
                 flight.stored = result.stored
                 return result
 
@@ -476,7 +475,7 @@ class Core:
     async def _request(self, call: Call, handler: Callable[[Any], Any]) -> Result:
         deadline = Deadline(call.timeout_in_transaction)
 
-        async def attempt(number: int) -> Result:
+        async def attempt() -> Result:
             now = call
             for last in (False, False, True):
                 try:
@@ -488,8 +487,7 @@ class Core:
                     now = replace(call, wait=IN_DOUBT_WAIT, in_doubt=True)
             raise AssertionError
 
-        result: Result = await self._retried(attempt)
-        return result
+        return await self._retried(attempt)
 
     async def _request_once(self, call: Call, deadline: Deadline, handler: Callable[[Any], Any]) -> Result:
         session_lease, claim = await self._open(
@@ -555,7 +553,7 @@ class Core:
         return await self._flown("job", call, lambda mine: self._job(mine, function, job_class))
 
     async def _job(self, call: Call, function: Callable[[Any], Any], job_class: type[Job]) -> Result:
-        async def attempt(number: int) -> Any:
+        async def attempt() -> HeldClaim:
             # If one was committed whose answer was lost, the next is in progress until the lease ends.
             session_lease, found = await self._open(
                 call.scope, lambda server, session: self._claim(server, call, session.perform), call.claim_limit)
@@ -563,7 +561,7 @@ class Core:
                 return found
 
         started = time.monotonic()
-        claim: HeldClaim = await self._retried(attempt)
+        claim = await self._retried(attempt)
         if claim.outcome != "new":
             return answer(claim, call.progress)
         call.progress.attempt = claim.attempt or 1
@@ -650,7 +648,7 @@ class Job:
 
     async def _perform(self, make: Callable[[Session], Statement[T]], limit: float | None = None) -> T:
         """With a limit, it waits neither for the move of a scope nor, after that, for a silent server."""
-        async def attempt(number: int) -> T:
+        async def attempt() -> T:
             for last in (False, False, True):
                 try:
                     return await self._core.perform_for_scope(self.scope, make, limit is None, limit or ANSWER_LIMIT)
@@ -662,14 +660,13 @@ class Job:
             raise AssertionError
 
         try:
-            result: T = await (self._while_held(attempt) if limit is None else self._core._retried(attempt))
-            return result
+            return await (self._while_held(attempt) if limit is None else self._core._retried(attempt))
         except (ClaimLost, ClaimNotFound):
             if not self._finishing and self.result is None:
                 self.lost.set()
             raise
 
-    async def _while_held(self, attempt: Callable[[int], Any]) -> Any:
+    async def _while_held(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Retry while the scope is being moved, until the lease ends, so that the work of a step is not lost."""
         until = self._until
         while True:
@@ -725,7 +722,7 @@ class Job:
         self._running = True
         self._finishing = self._undone = True
         try:
-            async def attempt(number: int) -> Result:
+            async def attempt() -> Result:
                 try:
                     return await self._finish_once(function)
                 except _CommitInDoubt as in_doubt:

@@ -17,12 +17,15 @@ from .intervals import seconds
 class in_handler:
     """A handler runs here.  A task or thread that it has started, and that continues after it, sees that the handler is closed."""
 
+    outer: in_handler | None
+    open = True
+
     def __init__(self, *sources: object) -> None:
         """sources: the pools of which it holds a connection, and the router that named the shard."""
         outer = _current_handler.get()
         while outer is not None and not outer.open:
             outer = outer.outer
-        self.sources, self.outer, self.open = sources, outer, True
+        self.sources, self.outer = sources, outer
 
     def __enter__(self) -> None:
         self._token = _current_handler.set(self)

@@ -830,8 +830,8 @@ class Store(Monitoring):
 
     def idem_publish_many(self, tx: Transaction, topics: list[str], payloads: list[str], message_keys: Any = None,
                           headers: Any = None, deliver_after: str | None = None) -> list[dict[str, Any]]:
-        rows = _aligned(topics, payloads, message_keys, headers)
-        return [{"ordinal": n, "message_id": self.idem_publish(tx, *row, deliver_after)} for n, row in enumerate(rows, 1)]
+        rows = _aligned(topics, payloads, message_keys, headers, [deliver_after])
+        return [{"ordinal": n, "message_id": self.idem_publish(tx, *row)} for n, row in enumerate(rows, 1)]
 
     def _free(self, tx: Transaction, id: int) -> bool:
         return self.locks.get(("message", id)) in (None, tx)
