@@ -623,11 +623,20 @@ def test_a_lost_commit_takes_effect_once(database, site, effects, cut):
 def test_a_connection_that_the_server_has_ended_is_replaced(site):
     from pg_idempotency.django_orm import Django
 
-    idem = Idempotency(Django("kept"))
+    idem, runs = Idempotency(Django("kept")), []
     idem.once("kept", new_key())
-    with connections["kept"].cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        pid = cursor.fetchone()[0]
-    with psycopg.connect("", autocommit=True) as other:
-        assert other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,)).fetchone()[0]
+
+    def end():
+        with connections["kept"].cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            pid = cursor.fetchone()[0]
+        with psycopg.connect("", autocommit=True) as other:
+            assert other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,)).fetchone()[0]
+
+    def pay(job):
+        job.step("charge", lambda step: end() or runs.append(1))
+        return Response(201)
+
+    end()
     assert idem.request("u", new_key(), lambda tx: Response()).stored
+    assert idem.job("u", new_key(), pay).status == 201 and runs == [1]

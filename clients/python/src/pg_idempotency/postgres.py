@@ -23,7 +23,7 @@ from psycopg import waiting
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
-from .errors import TransactionEnded, from_call, from_error
+from .errors import IdempotencyError, TransactionEnded, chain, field, from_call, from_error, sqlstate
 from .functions import Statement, quoted, render, sql_of
 from .literals import literals, rows_of
 from .prepared import ASK, LIST, Prepared, prepared_of
@@ -42,19 +42,24 @@ CONNECT_LIMIT = 10
 
 
 def pool_exhausted(error: BaseException) -> bool:
-    """The pool had no connection in time, or too many callers wait for one: an OperationalError, too."""
-    return isinstance(error, psycopg.OperationalError) and type(error).__module__.startswith("psycopg_pool")
+    """The pool of psycopg or SQLAlchemy had no connection in time, or too many callers wait for one."""
+    module = type(error).__module__
+    return module.startswith("psycopg_pool") or module == "sqlalchemy.exc" and type(error).__name__ == "TimeoutError"
 
 
 def connection_lost(error: BaseException) -> bool:
-    """The connection broke, or the server ended the session."""
-    return isinstance(error, psycopg.OperationalError) and not pool_exhausted(error) and (
-        error.sqlstate is None or error.sqlstate[:2] == "08" or error.sqlstate in ("57P01", "57P02", "57P03"))
+    """The connection broke or could not be made, or the server ended the session: also an error of another driver, and one
+    that an ORM has wrapped."""
+    state = sqlstate(error)
+    if state is not None or isinstance(error, IdempotencyError) or pool_exhausted(error):
+        return (state or "")[:2] == "08" or state in ("57P01", "57P02", "57P03")
+    names = {kind.__name__ for one in chain(error) for kind in type(one).__mro__}
+    return bool(names & {"OperationalError", "InterfaceError", "OSError"})
 
 
 def scope_is_elsewhere(error: BaseException) -> bool:
     """By idem_pin_scope(): the scope lives on another shard, and nothing has been done."""
-    return isinstance(error, psycopg.Error) and error.sqlstate == "55000" and error.diag.schema_name == "idem_guard"
+    return sqlstate(error) == "55000" and field(error, "schema_name") == "idem_guard"
 
 
 class Backend(Protocol):
