@@ -217,11 +217,15 @@ class Exchange:
             raise RequestTooLarge(f"The body of this request is larger than {self.limit} bytes.")
         return piece
 
+    def keep(self, limit: int) -> None:
+        """Before it is read: a form is kept whole, for its key, and because each try has another boundary."""
+        if is_form(self.content_type):
+            self.most_kept = max(self.most_kept, limit)
+
     def limit_body(self, limit: int) -> None:
         """Before it is read, as far as it has not been."""
         self.limit = limit
-        if self.may_have_form_key:
-            self.most_kept = max(self.most_kept, limit)
+        self.keep(limit)
         if self._known_size > limit:
             raise RequestTooLarge(f"The body of this request is larger than {limit} bytes.")
 
