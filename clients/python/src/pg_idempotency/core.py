@@ -373,8 +373,11 @@ class Core:
                 if call.commits(response.status):
                     if not session.open:
                         raise TransactionEnded("the handler ended its transaction, or continued after an error in it")
-                    with self.telemetry.span("commit"):
-                        await self._answered(session, lambda: session.commit(None), ANSWER_LIMIT)
+                    try:
+                        await self._commit(session, None)
+                    except _CommitInDoubt as in_doubt:
+                        raise IdempotencyError("the answer to COMMIT was lost: without a key, it is not known whether the request "
+                                               "was committed") from in_doubt.__cause__
                 return Result("new", response.status, response.body, response.headers, False, False)
 
         return await self.telemetry.reported("transaction", call.scope, call.progress, lambda: self._retried(attempt))
@@ -523,7 +526,7 @@ class Core:
             raise
         return Result("new", response.status, response.body, response.headers, False, whole)
 
-    async def _commit(self, session: Session, complete: Statement[bool]) -> None:
+    async def _commit(self, session: Session, complete: Statement[bool] | None) -> None:
         try:
             with self.telemetry.span("commit"):
                 await self._answered(session, lambda: session.commit(complete), ANSWER_LIMIT)
