@@ -95,7 +95,7 @@ CLASSES: dict[str | None, type[IdempotencyError]] = {c.sqlstate: c for c in (Key
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those that it wraps, the outermost first."""
+    """The error and those that it wraps, also as a group, the outermost first."""
     seen: list[BaseException] = []
     queue: list[object] = [error]
     while queue:
@@ -104,7 +104,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
             continue
         seen.append(found)
         yield found
-        queue += [getattr(found, "orig", None), getattr(found, "original", None), found.__cause__]
+        queue += [getattr(found, "orig", None), getattr(found, "original", None), found.__cause__, *getattr(found, "exceptions", ())]
 
 
 def sqlstate(error: BaseException | None) -> str | None:

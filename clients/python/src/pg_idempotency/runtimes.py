@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from .errors import TimedOut
 
@@ -312,7 +312,7 @@ class AsyncRuntime:
 
     @staticmethod
     async def bounded(work: Callable[[], Any], left: float | None, abort: Abort, ended: Callable[[], bool] | None = None) -> Any:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        loop, task = asyncio.get_running_loop(), cast("asyncio.Task[Any]", asyncio.current_task())
         scope = asyncio.timeout(left)
         works, is_cancelled_again = True, False
         aborting: asyncio.Task[None] | None = None
@@ -320,7 +320,7 @@ class AsyncRuntime:
 
         async def aborted() -> None:
             nonlocal is_cancelled_again
-            if await abort() and works and task:
+            if await abort() and works:
                 is_cancelled_again = task.cancel()
 
         def abort_now() -> None:
@@ -344,9 +344,10 @@ class AsyncRuntime:
                     return await maybe_await(work())
                 finally:
                     works = False
-                    if is_cancelled_again and task:
+                    if is_cancelled_again:
                         task.uncancel()
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError):
+            # CancelledError: also where anyio 3 has cancelled the task before, which it leaves counted.
             if not scope.expired():
                 raise
         finally:
