@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from datetime import date, datetime, time as clock_time, timedelta
 from decimal import Decimal
@@ -364,11 +364,11 @@ def _made(cls: Callable[..., T], row: Row) -> T:
 # The SQL types of the arguments, by their names.
 _TYPES = {name: kind for kind, names in {
     "text": "method path scope key error recovery_point user_id entity_type entity_id action_type aggregate client_id token "
-            "topic message_key",
+            "topic message_key kind",
     "text[]": "keys scopes response_bodies user_ids entity_types entity_ids action_types excludes tokens topics message_keys",
     "bytea": "request_hash",
     "bytea[]": "request_hashes",
-    "int": "response_status max_claims event_count max_messages attempt max_lanes batch_size",
+    "int": "response_status max_claims event_count max_messages attempt max_lanes batch_size max_rows",
     "int[]": "response_statuses attempts",
     "bigint": "claim_token action_id client_seq expected_version id at_least",
     "bigint[]": "claim_tokens action_ids ids",
@@ -378,42 +378,46 @@ _TYPES = {name: kind for kind, names in {
     "jsonb": "document request payload headers",
     "jsonb[]": "payloads",
     "interval": "ttl lease wait deliver_after retry_after older_than",
+    "text or bytea": "body response_body",
     "regprocedure": "handler",
     "regrole": "grantee",
 }.items() for name in names.split()}
 
 
-def _argument(function: str, name: str, value: Any, given: Mapping[str, Any]) -> Argument:
-    kind = _text_or_bytea(value) if name.endswith("body") else _TYPES[name]
+def _kinds(function: str, names: Iterable[str]) -> list[tuple[str, str]]:
+    """The arguments of a function, with their types."""
+    found = [(name, _TYPES[name]) for name in names if name != "self" and not name.endswith("_ms")]
+    return [(name, f"{kind}[]" if function.endswith("_many") and kind in ("json", "jsonb") else kind) for name, kind in found]
+
+
+def _argument(name: str, kind: str, given: Mapping[str, Any]) -> Argument:
+    """Of a value that is not sent as it is."""
+    value = given[name]
     if kind == "interval":
         value = as_interval(name, value, given[f"{name}_ms"])
+    elif kind == "text or bytea":
+        kind = "bytea" if isinstance(value, (bytes, bytearray, memoryview)) else "text"
     elif kind.startswith("json"):
-        if function.endswith("_many") and not kind.endswith("[]"):
-            kind += "[]"
         value = _texts(value, name) if kind.endswith("[]") else _document_text(value, name)
     elif kind.endswith("[]"):
         value = _list(value)
-    return _ARGUMENT(Argument, (name, kind, value))
-
-
-def _text_or_bytea(body: str | bytes | None) -> str:
-    return "bytea" if isinstance(body, (bytes, bytearray, memoryview)) else "text"
+    return Argument(name, kind, value)
 
 
 _ARGUMENT = tuple.__new__
 """Makes an Argument in a third of the time."""
 
 
-def _call(cls: type[Any] | None, function: str, read: Callable[[Sequence[Row]], T], given: Mapping[str, Any]) -> Statement[T]:
+def _call(cls: type[Any] | None, function: str, read: Callable[[Sequence[Row]], T], kinds: Sequence[tuple[str, str]],
+          given: Mapping[str, Any]) -> Statement[T]:
     """given: the arguments of a method, by their names, which are also those of its function."""
-    return Statement(function, tuple([_argument(function, name, value, given) for name, value in given.items()
-                                      if name != "self" and not name.endswith("_ms")]),
-                     ("r",) if cls is None else tuple(cls.__dataclass_fields__), read)
+    return Statement(function, tuple([_ARGUMENT(Argument, (name, kind, given[name])) if kind in _BOUND else _argument(name, kind, given)
+                                      for name, kind in kinds]), ("r",) if cls is None else tuple(cls.__dataclass_fields__), read)
 
 
 def scalar(function: str, **given: Any) -> Statement[Any]:
     """The call of a function that is not in the interface, such as the router's, and that returns one value."""
-    return _call(None, function, _first, given)
+    return _call(None, function, _first, _kinds(function, given), given)
 
 
 def _first(rows: Sequence[Row]) -> Any:
@@ -534,12 +538,14 @@ class function(Generic[P, T]):
         self.__signature__ = signature.replace(return_annotation=result)
         cls, read = _reader(result)
         defaults = {name: one.default for name, one in signature.parameters.items()}
+        name = f"idem_{body.__name__}"
+        kinds = _kinds(name, defaults)
 
         @functools.wraps(body)
         def make(owner: Any, *args: P.args, **kwargs: P.kwargs) -> Statement[T]:
             statement: Statement[T] | None = body(owner, *args, **kwargs)
             if statement is None:
-                statement = _call(cls, f"idem_{body.__name__}", read, {**defaults, **dict(zip(defaults, (owner, *args))), **kwargs})
+                statement = _call(cls, name, read, kinds, {**defaults, **dict(zip(defaults, (owner, *args))), **kwargs})
             return statement
 
         self.make = make
