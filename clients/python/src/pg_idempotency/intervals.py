@@ -31,7 +31,7 @@ def _seconds(text: str) -> float | None:
     if iso := ISO_8601.fullmatch(text):
         text = iso[1].replace("M", "mon") + (iso[2] or "")
     parts = re.findall(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text)
-    if not parts or not re.fullmatch(r"(\s*\d+(\.\d+)?\s*[a-zA-Z]*)+", text):
+    if not parts or not re.fullmatch(r"(\s*\d+(\.\d+)?\s*[a-zA-Z]+)*(\s*\d+(\.\d+)?)?\s*", text):
         return None
     total = 0.0
     for number, unit in parts:
