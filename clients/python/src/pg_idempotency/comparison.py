@@ -24,10 +24,10 @@ Such a body is compared by its bytes."""
 Fingerprint = Callable[[Any, bytes], bytes | str] | Sequence[str]
 
 _JSON = re.compile(r"application/([^;]*\+)?json\s*(;(?!\s*charset\s*=(?!\s*\"?utf-?8\"?\s*(;|$)))[^;]*)*", re.IGNORECASE)
-_MULTIPART = re.compile(r"multipart/form-data\b.*;\s*boundary=(?:\"([^\"]+)\"|([^\s;]+))", re.IGNORECASE)
+_MULTIPART = re.compile(r"multipart/form-data\b.*;\s*boundary\s*=\s*(?:\"([^\"]+)\"|([^\s;]+))", re.IGNORECASE)
 _DISPOSITION = re.compile(rb"^content-disposition:[ \t]*form-data[ \t]*(;[^\r\n]*)", re.IGNORECASE | re.MULTILINE)
-_NAME = re.compile(rb";[ \t]*name=(?:\"([^\"]*)\"|([^\";\s]+))", re.IGNORECASE)
-_FILE = re.compile(rb";[ \t]*filename\*?=", re.IGNORECASE)
+_NAME = re.compile(rb";[ \t]*name[ \t]*=[ \t]*(?:\"([^\"]*)\"|([^\";\s]+))", re.IGNORECASE)
+_FILE = re.compile(rb";[ \t]*filename\*?[ \t]*=", re.IGNORECASE)
 _FORM = re.compile(r"application/x-www-form-urlencoded\b", re.IGNORECASE)
 
 
