@@ -339,6 +339,15 @@ def test_forms(serve, Effect, effects):
     assert other.status_code == 422 and effects(key) == 1
 
 
+def test_a_view_reads_the_body_of_a_form(serve):
+    """As without the guard, which may have looked for a key in the form."""
+    made = RequestFactory().post("/o", {"text": "x", "_idempotency_key": new_key()})
+    for key in (None, new_key()):
+        found = serve(guard()(lambda request: HttpResponse(request.body + request.POST["text"].encode())))(
+            key, made.body, made.META["CONTENT_TYPE"])
+        assert (found.status_code, found.content) == (200, made.body + b"x")
+
+
 def test_a_body_is_read_up_to_a_limit(serve):
     @guard(max_request_size=1000)
     def view(request):

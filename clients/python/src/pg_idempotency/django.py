@@ -134,8 +134,9 @@ def _guarded(guard: Guard, exchange: Exchange, request: Any, view: Callable[...,
 
 def _read(request: Any, exchange: Exchange) -> None:
     """Unless it was read before, and a form made of it."""
-    if not request._read_started and request.content_type == "multipart/form-data":
-        request.POST                                # its files may be larger than what Django keeps in memory
+    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    if not request._read_started and request.content_type == "multipart/form-data" and limit is not None and exchange.length > limit:
+        request.POST                                # Django keeps no larger body in memory
     if not request._read_started:
         request.body
     if not hasattr(request, "_body"):
