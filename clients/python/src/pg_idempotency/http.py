@@ -42,8 +42,8 @@ DURATION = re.compile(r"^[^-]*\d[^-]*$")
 MAX_KEY = 255
 MAX_SCOPE = 512
 """Bytes that the server takes."""
-UNAVAILABLE = re.compile("25006|53|57P0")
-"""The SQLSTATEs of a server that is a standby, lacks resources, or is shutting down or starting."""
+UNAVAILABLE = re.compile("08|25006|53|57P0")
+"""The SQLSTATEs of a lost connection, and of a server that is a standby, lacks resources, or is shutting down or starting."""
 GUARD = "pg_idempotency_guard"
 """The guard of an endpoint; decorators above it pass the attribute on."""
 BARE_ENDPOINT = "pg_idempotency_has_a_guard"

@@ -133,8 +133,9 @@ class SQLAlchemySession(AdapterSession):
         return None if self._connection.closed else self._connection.invalidate()
 
     def _is_gone(self, error: BaseException) -> bool:
-        cause = error if isinstance(error, DBAPIError) else error.__cause__
-        return bool(getattr(cause, "connection_invalidated", False))
+        cause, driver = error if isinstance(error, DBAPIError) else error.__cause__, self._driver()
+        return bool(getattr(cause, "connection_invalidated", False) or driver is not None and
+                    (driver.is_closed() if hasattr(driver, "is_closed") else driver.closed))
 
     def _driver(self) -> Any:
         own = getattr(self._connection, "sync_connection", self._connection)
