@@ -661,7 +661,7 @@ def test_a_body_is_read_behind_the_key_and_the_scope_and_up_to_a_limit(asynchron
     asynchronously(test)
 
 
-@pytest.mark.parametrize("ends", ["reused", "raised", "refused"])
+@pytest.mark.parametrize("ends", ["reused", "raised", "refused", "invalid"])
 def test_a_request_is_freed_when_it_ends(asynchronously, ends):
     """With its body, by the last reference, and not by the garbage collector later."""
     async def test(idem, pool):
@@ -678,7 +678,7 @@ def test_a_request_is_freed_when_it_ends(asynchronously, ends):
                 raise HTTPException(401)
             return "u"
 
-        app, key = shop(idem, order, scope=scope), new_key()
+        app, key = shop(idem, order, scope=scope), new_key() if ends != "invalid" else "k"
         await ask(app, key)
         gc.collect()
         gc.disable()

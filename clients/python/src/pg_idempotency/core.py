@@ -200,6 +200,14 @@ def stored_response(outcome: str, found: HeldClaim | functions.Lookup, progress:
     return Result(outcome, found.response_status or 0, body, headers, replayed, True)
 
 
+def in_progress(lease_seconds: float | None) -> InProgress:
+    error = InProgress("the request is running")
+    if lease_seconds is not None:
+        # Most jobs are over long before their lease.
+        error.retry_after = max(1, min(5, round(lease_seconds)))
+    return error
+
+
 def answer(claim: HeldClaim, progress: Progress) -> Result:
     """The result of a claim that is not new, or the error that it is."""
     match claim.outcome:
@@ -208,11 +216,7 @@ def answer(claim: HeldClaim, progress: Progress) -> Result:
         case "erased":
             return Result("erased", claim.response_status or 0, None, {}, True, True)
         case "in_progress":
-            error = InProgress("the request is running")
-            if claim.lease_seconds is not None:
-                # Most jobs are over long before their lease.
-                error.retry_after = max(1, min(5, round(claim.lease_seconds)))
-            raise error
+            raise in_progress(claim.lease_seconds)
         case "hash_conflict":
             raise KeyReused("the key was used for another request")
         case "expired":
@@ -589,7 +593,7 @@ class Core:
             return job.result
         except BaseException as error:
             if job.result is None:
-                await job._fail(error)
+                await self.runtime.finish(functools.partial(job._fail, error))
                 if job._timed_out and isinstance(error, (ClaimLost, ScopeMoving)):
                     raise deadline.error() from error
             raise

@@ -208,12 +208,12 @@ class PsycopgSession:
             await maybe_await(connection.close())
             raise
         if results[-1].status == ExecStatus.FATAL_ERROR:
-            error = psycopg.errors.error_from_result(results[-1], encoding)
-            known = from_call(error, statement.function, self._schema) if statement else from_error(error)
-            if known is not None:
-                raise known from error
-            raise error
+            raise self._error(psycopg.errors.error_from_result(results[-1], encoding), statement)
         return results
+
+    def _error(self, error: psycopg.Error, statement: Statement[Any] | None) -> BaseException:
+        """Not a local variable of the caller: with the traceback, it would keep the request until a garbage collection."""
+        return (from_call(error, statement.function, self._schema) if statement else from_error(error)) or error
 
     async def _results(self, query: bytes) -> Any:
         """Without the connection's lock."""

@@ -255,6 +255,10 @@ class SyncRuntime:
         """Run it later; the caller does not wait for it."""
         _deferring.add(work)
 
+    async def finish(self, work: Work) -> None:
+        """Run it to its end, also if the caller is cancelled."""
+        await work()
+
     @staticmethod
     async def bounded(work: Callable[[], Any], left: float | None, abort: Abort, ended: Callable[[], bool] | None = None) -> Any:
         """The result of the work.  When the time that is left is over, or ended() is true, which is asked every second:
@@ -273,7 +277,7 @@ class AsyncRuntime:
     asynchronous = True
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._shared: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Task[Any]] = {}
 
     async def sleep(self, seconds: float) -> None:
@@ -306,9 +310,16 @@ class AsyncRuntime:
         return lambda: asyncio.wait({task}, timeout=STOP_LIMIT)
 
     async def defer(self, work: Work) -> None:
-        task = asyncio.ensure_future(work())
+        self._started(work)
+
+    async def finish(self, work: Work) -> None:
+        await asyncio.shield(self._started(work))
+
+    def _started(self, work: Work) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.ensure_future(work())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     @staticmethod
     async def bounded(work: Callable[[], Any], left: float | None, abort: Abort, ended: Callable[[], bool] | None = None) -> Any:
