@@ -13,7 +13,7 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -146,21 +146,19 @@ class Call:
 
     def complete(self, session: Session, response: Response, token: int | None, limit: int) -> tuple[Statement[bool], bool]:
         """The statement that stores the response, and whether it stores all of it: a document replaces a response that is too large."""
-        if self.as_text and isinstance(response.body, bytes) and session.stores_utf8 and b"\0" not in response.body:
-            try:
-                response = replace(response, body=response.body.decode())
-            except UnicodeDecodeError:
-                pass
-        headers = self._stored_headers(response)
-        size = len(response.body.encode() if isinstance(response.body, str) else response.body or b"")
+        body, headers = response.body, self._stored_headers(response)
+        size = len(body.encode() if isinstance(body, str) else body or b"")
+        if self.as_text and isinstance(body, bytes) and session.stores_utf8 and b"\0" not in body:
+            with suppress(UnicodeDecodeError):
+                body = body.decode()
         limit = limit if self.max_response_size is None else min(limit, self.max_response_size)
         whole = max(size, len(headers or "")) <= limit
         if not whole:
             response = problem("response-not-stored", "Response not stored", response.status,
                                f"The response to this request was larger than the {limit} bytes that may be stored.")
-            headers = self._stored_headers(response)
+            body, headers = response.body, self._stored_headers(response)
         return without_defaults(make["complete"].make(
-            None, self.scope, self.key, response.status, response.body,
+            None, self.scope, self.key, response.status, body,
             None if headers is None else functions.JsonText(headers), token)), whole
 
     def _stored_headers(self, response: Response) -> str | None:
@@ -438,7 +436,8 @@ class Core:
         before = time.monotonic()
         try:
             if not wait and seconds(call.wait):
-                wait = is_waiter = server.waiters.enter()
+                with suppress(IndexError):
+                    wait = is_waiter = server.free.pop()
             with self.telemetry.span("claim"):
                 return await send(self.servers.pinned(call.claim(wait)))
         except Exception as error:
@@ -447,7 +446,7 @@ class Core:
             raise
         finally:
             if is_waiter:
-                server.waiters.leave()
+                server.free.append(True)
             if wait:
                 call.progress.waited += time.monotonic() - before
 

@@ -32,23 +32,6 @@ UNDEFINED = {"42883", "42P01"}
 """undefined_function and undefined_table."""
 
 
-class Waiters:
-    """Limits the number of a pool's connections that wait in the database at the same time."""
-
-    def __init__(self, limit: int) -> None:
-        # Without a lock, which the exception of a signal handler could leave locked.
-        self._free = [True] * limit
-
-    def enter(self) -> bool:
-        try:
-            return self._free.pop()
-        except IndexError:
-            return False
-
-    def leave(self) -> None:
-        self._free.append(True)
-
-
 class Server:
     """A server with the extension: its sessions, and how many of them may wait."""
 
@@ -56,7 +39,8 @@ class Server:
         if max_waiters is None:
             max_waiters = backend.size // 2 if backend.size else DEFAULT_WAITERS
         self.backend = backend
-        self.waiters = Waiters(max_waiters)
+        self.free = [True] * max_waiters
+        """A place for each that may still wait.  Without a lock, which the exception of a signal handler could leave locked."""
 
 
 class Servers:
