@@ -211,7 +211,8 @@ def part(disposition, value, *headers):
 @pytest.mark.parametrize("form", [
     part("name=_idempotency_key", "KEY"), part('name="_idempotency_key"', "KEY", "Content-Type: text/plain; charset=utf-8"),
     part('\tname="_idempotency_key"', "KEY"), part('name="a"', "x" * 3_000_000) + part('name="_idempotency_key"', "KEY"),
-    part('name = "_idempotency_key"', "KEY"), "%5fidempotency_%6Bey=KEY", "a=1&_idempotency_key=KEY&a=2", "a=" + "x" * 3_000_000 + "&_idempotency_key=KEY"])
+    part('name = "_idempotency_key"', "KEY"),
+    "%5fidempotency_%6Bey=KEY", "a=1&_idempotency_key=KEY&a=2", "a=" + "x" * 3_000_000 + "&_idempotency_key=KEY"])
 def test_a_guard_that_is_optional_runs_for_a_form_that_has_a_key(asked, form):
     send = asked(key=None, required=False, max_request_size=10 << 20)
     body = form.replace("KEY", new_key()).encode()

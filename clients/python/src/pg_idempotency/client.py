@@ -160,13 +160,12 @@ class _Client(Defaults, Generic[Handler, JobFunction, Ended]):
 class Idempotency(_Client[Callable[[Any], Response], Callable[[SyncJob], Any], Result], SyncFunctions):
     """The client for synchronous programs.
 
-    source is a pool with .connection(), a function that returns a connection in a context manager, a connection string, or
-    an adapter such as pg_idempotency.sqlalchemy.SQLAlchemy.  Each method is a transaction of its own; on(handle) has the
-    same methods for your transaction.
+    source is a pool with .connection(), a function that returns a connection in a context manager, a connection string, or an adapter
+    such as pg_idempotency.sqlalchemy.SQLAlchemy.  Each method is a transaction of its own; on(handle) has the same methods for your
+    transaction.
 
-    With several servers, source is the router's.  shards(conninfo) is called once for each connection string that the
-    router names, which has no user and no password, and returns what source may be.  schema is the extension's there, and
-    max_waiters each server's.
+    With several servers, source is the router's.  shards(conninfo) is called once for each connection string that the router names,
+    which has no user and no password, and returns what source may be.  schema is the extension's there, and max_waiters each server's.
 
     on_outcome is called after each request and job, with its Outcome; tracing is an object such as
     pg_idempotency.opentelemetry.OpenTelemetry().
@@ -181,8 +180,7 @@ class Idempotency(_Client[Callable[[Any], Response], Callable[[SyncJob], Any], R
         return run(work)
 
     def on(self, handle: Any) -> SyncFunctions:
-        """The functions on a psycopg connection or cursor, or an SQLAlchemy
-        Connection or Session, in the transaction that it is in."""
+        """The functions on a psycopg connection or cursor, or an SQLAlchemy Connection or Session, in the transaction that it is in."""
         return OnHandle(handle, self.schema, self.core)
 
     def transaction(self, scope: str | None = None) -> AbstractContextManager[Any]:

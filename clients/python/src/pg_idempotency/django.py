@@ -8,9 +8,8 @@ Django: a middleware, a decorator for views, and requests and jobs on its own co
 	@Guard(scope=lambda request: request.user.get_username())
 	def pay(request): ...
 
-The view's models write in the transaction of the claim; transaction.atomic() in it is a
-savepoint, and on_commit() runs after COMMIT.  The guard runs behind the decorators above it
-and, in REST framework, behind authentication and permissions, for a replay, too.
+The view's models write in the transaction of the claim; transaction.atomic() in it is a savepoint, and on_commit() runs after COMMIT.
+The guard runs behind the decorators above it and, in REST framework, behind authentication and permissions, for a replay, too.
 """
 
 from __future__ import annotations

@@ -573,8 +573,7 @@ class function(Generic[P, T]):
 class Functions:
     """The interface.  See the reference of the extension for what each does.
 
-    Durations are strings ('30s', '5 minutes') or timedeltas; a number of
-    milliseconds goes into the parameter whose name ends with _ms.
+    Durations are strings ('30s', '5 minutes') or timedeltas; a number of milliseconds goes into the parameter whose name ends with _ms.
     """
 
     # Request identity
@@ -603,9 +602,8 @@ class Functions:
         request: JSON that idem_resume returns if the claim fails or its lease ends; None stores nothing."""
 
     @function
-    def resume(self, max_claims: int = 10, *, lease: Interval = None, lease_ms: float | None = None,
-               scopes: Sequence[str] | None = None, wait: Interval = None,
-               wait_ms: float | None = None) -> Statement[list[ResumedClaim]]:
+    def resume(self, max_claims: int = 10, *, lease: Interval = None, lease_ms: float | None = None, scopes: Sequence[str] | None = None,
+               wait: Interval = None, wait_ms: float | None = None) -> Statement[list[ResumedClaim]]:
         """Take over claims that stored a request and that failed or whose lease has ended."""
 
     @function
@@ -651,9 +649,8 @@ class Functions:
         handler is a function of the database: 'place_order(jsonb)'."""
 
     @function
-    def claim_many(self, scope: str, keys: Sequence[str], request_hashes: Sequence[bytes | None] | None = None, *,
-                   ttl: Interval = None, ttl_ms: float | None = None, lease: Interval = None,
-                   lease_ms: float | None = None) -> Statement[list[ClaimOfMany]]:
+    def claim_many(self, scope: str, keys: Sequence[str], request_hashes: Sequence[bytes | None] | None = None, *, ttl: Interval = None,
+                   ttl_ms: float | None = None, lease: Interval = None, lease_ms: float | None = None) -> Statement[list[ClaimOfMany]]:
         """Claim many keys of a scope, as claim() does for one after another."""
 
     @function
@@ -671,8 +668,7 @@ class Functions:
 
     @function
     def toggle(self, user_id: str, entity_type: str, entity_id: str, action_type: str, action_id: int) -> Statement[Action]:
-        """Flip an action of a user if action_id is greater than the counter.  Prefer set(): of its calls, the
-        latest intent wins."""
+        """Flip an action of a user if action_id is greater than the counter.  Prefer set(): of its calls, the latest intent wins."""
 
     @function
     def set(self, user_id: str, entity_type: str, entity_id: str, action_type: str, active: bool, action_id: int,
@@ -704,9 +700,8 @@ class Functions:
     # Client sequences
 
     @function
-    def try_append(self, aggregate: str, client_id: str, client_seq: int, event_count: int = 1, *,
-                   expected_version: int | None = None, allow_gaps: bool = True, wait: Interval = None,
-                   wait_ms: float | None = None) -> Statement[Append]:
+    def try_append(self, aggregate: str, client_id: str, client_seq: int, event_count: int = 1, *, expected_version: int | None = None,
+                   allow_gaps: bool = True, wait: Interval = None, wait_ms: float | None = None) -> Statement[Append]:
         """Append the events client_seq to client_seq + event_count - 1 of a client to an aggregate, once."""
 
     @function
@@ -742,8 +737,7 @@ class Functions:
 
     @function
     def outbox_take(self, max_messages: int | None = None, *, lease: Interval = None, lease_ms: float | None = None,
-                    topics: Sequence[str] | None = None, wait: Interval = None,
-                    wait_ms: float | None = None) -> Statement[list[Message]]:
+                    topics: Sequence[str] | None = None, wait: Interval = None, wait_ms: float | None = None) -> Statement[list[Message]]:
         """Take messages to deliver: commit, deliver, then acknowledge or refuse them before the lease ends."""
 
     @function

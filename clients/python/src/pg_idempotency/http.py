@@ -178,8 +178,7 @@ class Access:
 
 
 class Exchange:
-    """A request, from its first byte to the end of its response: what the layer around the application and a
-    guard within it share."""
+    """A request, from its first byte to the end of its response: what the layer around the application and a guard within it share."""
 
     def __init__(self, client: Defaults, method: str, path: str, keys: Sequence[str], length: int | None,
                  content_type: str = "", is_encoded: bool = False) -> None:

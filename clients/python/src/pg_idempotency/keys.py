@@ -28,8 +28,7 @@ def new_key() -> str:
 
 
 def step_key(scope: str, key: str, step: str) -> str:
-    """The key of a step of a job: the same in all attempts, and another one
-    for each scope, key and step.  32 hexadecimal digits."""
+    """The key of a step of a job: the same in all attempts, and another one for each scope, key and step.  32 hexadecimal digits."""
     parts = "".join(f"{len(part.encode())}:{part}" for part in (scope, key, step))
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 

@@ -628,8 +628,7 @@ class Store(Monitoring):
     def idem_checkpoint(self, tx: Transaction, scope: str, key: str, recovery_point: str, recovery_state: str | None = None,
                         lease: str | None = None, claim_token: int | None = None) -> datetime | None:
         self._check_size("recovery state is", recovery_state)
-        return self._renew(tx, scope, key, lease, claim_token, recovery_point=recovery_point,
-                           recovery_state_text=recovery_state)
+        return self._renew(tx, scope, key, lease, claim_token, recovery_point=recovery_point, recovery_state_text=recovery_state)
 
     def idem_heartbeat(self, tx: Transaction, scope: str, key: str, lease: str | None = None,
                        claim_token: int | None = None) -> datetime | None:
@@ -685,9 +684,8 @@ class Store(Monitoring):
         return [{**self.idem_claim(tx, scope, key, hash, ttl, lease), "ordinal": n, "key": key}
                 for n, (key, hash) in enumerate(_aligned(keys, request_hashes), 1)]
 
-    def idem_complete_many(self, tx: Transaction, scope: str, keys: list[str], response_statuses: list[int],
-                           response_bodies: Any = None, response_headers: Any = None,
-                           claim_tokens: Any = None) -> list[dict[str, Any]]:
+    def idem_complete_many(self, tx: Transaction, scope: str, keys: list[str], response_statuses: list[int], response_bodies: Any = None,
+                           response_headers: Any = None, claim_tokens: Any = None) -> list[dict[str, Any]]:
         rows = _aligned(keys, response_statuses, response_bodies, response_headers, claim_tokens)
         return [{"ordinal": n, "key": row[0], "completed": self.idem_complete(tx, scope, *row)} for n, row in enumerate(rows, 1)]
 
