@@ -592,6 +592,16 @@ def test_over_http_a_database_that_is_not_available_is_503(database, kind):
     engine.dispose()
 
 
+@pytest.mark.parametrize("error", [psycopg.OperationalError("refused"), ConnectionError("of a service that knows the users")])
+def test_over_http_the_framework_answers_what_the_scope_raises(idem, error):
+    def scope(request):
+        raise error
+
+    exchange = Exchange(idem, "POST", "/", [new_key()], None)
+    with pytest.raises(type(error)):
+        run(guarded(exchange, Guard(scope=scope), None, lambda: scope(None), lambda: None, lambda access, tries: None))
+
+
 ELSEWHERE = "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'elsewhere', SCHEMA = 'idem_guard'; END $$"
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from .client import Defaults, chosen
 from .comparison import MAX_COMPARED, NO_JSON, Fingerprint, form_keys, hash_of_body, is_form, left_out
-from .core import RETRIED, Response, Result, problem, stores
+from .core import RETRIED, Call, Response, Result, problem, stores
 from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid,
                      KeyReused, RateLimited, ScopeMoving, TimedOut, from_error, sqlstate)
 from .functions import Interval, Statement
@@ -398,15 +398,17 @@ ANSWERED = (StreamingRefused, ActionIdAhead, ClaimLost, ClaimNotFound, ScopeMovi
 """The guard answers these, also if the handler has raised them."""
 
 
-def _refused(error: BaseException, was_raised: bool, guard: Guard) -> Answer | None:
-    """The guard's answer to an error, also of a statement that the handler has sent through its driver or ORM."""
+def _refused(error: BaseException, was_raised: bool, has_begun: bool, guard: Guard) -> Answer | None:
+    """The guard's answer to an error, also of a statement that the handler has sent through its driver or ORM, which was_raised.
+    The framework answers what the scope function raises, before the call has_begun."""
     if isinstance(error, IdempotencyError):
         return None if was_raised and not isinstance(error, ANSWERED) else _refusal(error, guard)
     found = from_error(error) if type(error).__module__.startswith(("psycopg", "sqlalchemy", "django.db")) else None
     if isinstance(found, ActionIdAhead):
         return _refusal(found, guard)
     state = sqlstate(error)
-    if state in RETRIED or not was_raised and (UNAVAILABLE.match(state or "") or connection_lost(error) or pool_exhausted(error)):
+    if state in RETRIED or has_begun and not was_raised and (
+            UNAVAILABLE.match(state or "") or connection_lost(error) or pool_exhausted(error)):
         logging.getLogger("pg_idempotency").error("the database is not available: 503 was sent", exc_info=error)
         return _answer(problem("unavailable", "Service unavailable", 503, "The database is not available. Retry with the same key."),
                        ("Retry-After", "1"))
@@ -421,6 +423,7 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
     client = exchange.client
     scope, key = "", None
     tries = 0
+    call: Call | None = None
     answers: list[Answer] = []
     raised: list[BaseException] = []
 
@@ -478,7 +481,7 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
             call = replace(call, request_hash=exchange.hash_of_bytes())
             result = await perform(call)
     except Exception as error:
-        refusal = _refused(error, error in raised, guard)
+        refusal = _refused(error, error in raised, call is not None, guard)
         if refusal is None:
             raise
         return refusal
