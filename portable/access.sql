@@ -72,6 +72,9 @@ AS $$
 DECLARE
 	open_object record;
 BEGIN
+	IF NOT EXISTS (SELECT FROM @S@.idem_p_installation) THEN
+		PERFORM @S@.idem_p_complete_installation();
+	END IF;
 	FOR open_object IN
 		SELECT format('FUNCTION %s', string_agg(f.label, ', ')) AS labels, f.grantee
 			FROM @S@.idem_p_open_functions() AS f WHERE f.grantee = 0 GROUP BY f.grantee
@@ -85,7 +88,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_close_all() IS
-'Revokes functions from PUBLIC, which has them after a dump was restored without privileges, and what idem_p_open_tables() finds.';
+'Revokes functions from PUBLIC, which has them after a dump was restored without privileges, and what idem_p_open_tables() finds. Makes the rows of the installation first, so that no call makes them in a long transaction.';
 
 --@ idem_check_grantee plpgsql
 DECLARE

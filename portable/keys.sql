@@ -361,30 +361,6 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_await_lock(int, int, timestamptz) IS
 'Takes an advisory lock until the transaction ends; false if another transaction has it until the deadline.';
 
--- Like idem_p_await_lock(), but for the row of a key.
-CREATE FUNCTION @S@.idem_p_await_row(p_scope text, p_key text, deadline timestamptz)
-RETURNS boolean
-LANGUAGE plpgsql VOLATILE
-AS $$
-DECLARE
-	callers_limit CONSTANT text := current_setting('lock_timeout');
-BEGIN
-	IF NOT @S@.idem_p_limit_waits(deadline) THEN
-		RETURN false;
-	END IF;
-	PERFORM FROM @S@.idem_keys AS k WHERE k.key = p_key AND k.scope = p_scope FOR NO KEY UPDATE;
-	PERFORM set_config('lock_timeout', callers_limit, true);
-	RETURN true;
-EXCEPTION WHEN lock_not_available THEN
-	IF clock_timestamp() >= deadline THEN
-		RETURN false;
-	END IF;
-	RAISE;
-END
-$$;
-COMMENT ON FUNCTION @S@.idem_p_await_row(text, text, timestamptz) IS
-'Locks the row of a key, if there is one, until the transaction ends; false if another transaction has it until the deadline.';
-
 CREATE FUNCTION @S@.idem_p_limit_waits(deadline timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
@@ -658,7 +634,11 @@ DECLARE
 	token bigint;
 	clock timestamptz := clock_timestamp();
 	deadline timestamptz;
+	limit_end timestamptz;
+	callers_limit text;
+	-- The beginnings of the waits for another transaction, and for a committed claim.
 	began timestamptz;
+	committed_began timestamptz;
 	pause float8 := 0.002;
 	rounds int := 0;
 BEGIN
@@ -802,23 +782,43 @@ BEGIN
 			ELSIF verdict <> 'crowd' THEN
 				-- Look before releasing the lock.  Otherwise the waiters pass it on, and none of them finds it free.
 				BEGIN
-					IF (CASE verdict WHEN 'held' THEN @S@.idem_p_await_row(scope, key, deadline)
-						ELSE @S@.idem_p_await_lock(478, number, deadline) END)
-					THEN
+					-- Lock the row in this subtransaction, and not in a nested one: another call that waits for a
+					-- subtransaction that has been released waits until the transaction ends.  A wait for a row
+					-- can consist of three, for other waiters, a subtransaction and its transaction, and
+					-- lock_timeout limits each.  So look again after a third of the time, but not before
+					-- the server has looked for deadlocks.
+					IF verdict = 'held' THEN
+						clock := clock_timestamp();
+						limit_end := least(deadline, clock + greatest((deadline - clock) / 3, '1.1 s'));
+						callers_limit := current_setting('lock_timeout');
+						PERFORM @S@.idem_p_limit_waits(limit_end);
+						PERFORM FROM @S@.idem_keys AS k WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope FOR NO KEY UPDATE;
+						PERFORM set_config('lock_timeout', callers_limit, true);
+					END IF;
+					IF verdict = 'held' OR @S@.idem_p_await_lock(478, number, deadline) THEN
 						result := @S@.idem_claim(scope, key, request_hash, ttl, lease, NULL, request);
 						IF result.outcome = 'new' THEN
 							RETURN result;
 						END IF;
 					END IF;
 					RAISE SQLSTATE 'IDR00';
-				EXCEPTION WHEN SQLSTATE 'IDR00' THEN
-					IF result.outcome <> 'in_progress' OR clock_timestamp() >= deadline THEN
-						RETURN result;
-					END IF;
+				EXCEPTION
+					WHEN SQLSTATE 'IDR00' THEN
+						IF result.outcome <> 'in_progress' OR clock_timestamp() >= deadline THEN
+							RETURN result;
+						END IF;
+					WHEN lock_not_available THEN
+						IF verdict <> 'held' OR clock_timestamp() < limit_end THEN
+							RAISE;
+						ELSIF clock_timestamp() >= deadline THEN
+							RETURN result;
+						END IF;
 				END;
 			END IF;
+			result := NULL;
 			was_held := false;
-			began := coalesce(began, clock);
+			-- lock_timeout has limited the wait for the lock.
+			began := CASE WHEN verdict <> 'locked' THEN coalesce(began, clock) END;
 			pause := @S@.idem_p_pause(pause, began, deadline);
 			CONTINUE look;
 		END IF;
@@ -880,8 +880,8 @@ BEGIN
 			END;
 		END IF;
 		IF verdict = 'in_progress' AND deadline > clock AND NOT is_own THEN
-			began := coalesce(began, clock);
-			pause := @S@.idem_p_pause(pause, began, least(deadline, found_lease_end));
+			committed_began := coalesce(committed_began, clock);
+			pause := @S@.idem_p_pause(pause, committed_began, least(deadline, found_lease_end));
 			CONTINUE look;
 		END IF;
 		IF verdict = 'unrecognized' THEN

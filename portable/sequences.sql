@@ -8,14 +8,15 @@
 
 --@ helpers
 CREATE FUNCTION @S@.idem_p_decide_append(p_aggregate text, p_client text, first bigint, last bigint, expected bigint,
-	allow_gaps boolean, OUT outcome text, OUT last_seq bigint, OUT version bigint)
+	allow_gaps boolean, OUT outcome text, OUT last_seq bigint, OUT version bigint, OUT writer xid)
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
 	SELECT coalesce((SELECT c.last_client_seq FROM @S@.idem_client_sequences AS c
 				WHERE c.aggregate = p_aggregate AND c.client_id = p_client), 0),
-			coalesce((SELECT a.version FROM @S@.idem_aggregates AS a WHERE a.aggregate = p_aggregate), 0)
-		INTO last_seq, version;
+			coalesce(a.version, 0), a.xmax
+		INTO last_seq, version, writer
+		FROM (SELECT) AS always LEFT JOIN @S@.idem_aggregates AS a ON a.aggregate = p_aggregate;
 	outcome := CASE WHEN last <= last_seq THEN 'duplicate'
 		WHEN first <= last_seq THEN 'overlap'
 		WHEN NOT allow_gaps AND first <> last_seq + 1 THEN 'gap'
@@ -23,7 +24,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION @S@.idem_p_decide_append(text, text, bigint, bigint, bigint, boolean) IS
-'The outcome of an append that changes nothing, or NULL; with the sequence and the version that it rests on.';
+'The outcome of an append that changes nothing, or NULL; with the sequence and the version that it rests on, and xmax of the row of the aggregate.';
 
 CREATE FUNCTION @S@.idem_p_is_appending(p_aggregate text, p_client text)
 RETURNS boolean
@@ -100,7 +101,9 @@ BEGIN
 			-- If this transaction has written the aggregate's row, all other appends wait for it.
 			is_locked := is_locked OR coalesce((SELECT @S@.idem_p_is_own(a.xmin) FROM @S@.idem_aggregates AS a
 				WHERE a.aggregate = idem_try_append.aggregate), false);
-			IF is_locked THEN
+			-- The update compares the version, so an append that need not wait for others looks once.  One that
+			-- locks the row first creates a MultiXact.
+			IF is_locked AND (decision.outcome IS NOT NULL OR decision.writer <> '0'::xid) THEN
 				decision := @S@.idem_p_decide_append(aggregate, client_id, client_seq, last, expected_version, coalesce(allow_gaps, true));
 				IF decision.outcome IS NULL
 					OR (decision.outcome = 'version_conflict' AND @S@.idem_p_is_appending(aggregate, NULL))

@@ -220,7 +220,7 @@ SELECT idem_publish('t', to_jsonb(array_fill(1e131071::numeric, '{40}')));
 SELECT count(idem_publish('small', to_jsonb(array_fill(1e131071::numeric, '{30}'))));
 SELECT idem_outbox_ack(array_agg(id)) FROM idem_outbox_take(topics => '{small}');
 SELECT idem_publish('t', '1', NULL, to_jsonb(repeat(chr(1), 50000000)));
-SELECT count(idem_publish('t', to_jsonb(repeat('x', 39000000)), k)) FROM unnest('{NULL,NULL,k,k}'::text[]) AS k;
+SELECT count(idem_publish('t', to_jsonb(repeat('x', 17000000)), k)) FROM unnest('{NULL,NULL,k,k}'::text[]) AS k;
 SELECT count(idem_publish('t', to_jsonb(repeat('x', 1000)))) FROM generate_series(1, 200);
 SELECT message_key, count(*) FROM idem_outbox_take(1000, '1 hour') GROUP BY message_key;
 SELECT message_key, count(*) FROM idem_outbox_take(1000, '1 hour') GROUP BY message_key;
@@ -230,7 +230,7 @@ SELECT message_key, count(*) FROM idem_outbox_take(1000, '1 hour') GROUP BY mess
 TRUNCATE idem_outbox;
 
 -- A message that a take leaves because it has enough text is not locked by it.
-SELECT count(idem_publish('t', to_jsonb(repeat('x', 39000000)), k)) FROM unnest('{a,b}'::text[]) AS k;
+SELECT count(idem_publish('t', to_jsonb(repeat('x', 17000000)), k)) FROM unnest('{a,b}'::text[]) AS k;
 BEGIN;
 SELECT message_key FROM idem_outbox_take(10, '1 hour');
 PREPARE TRANSACTION 'relay';

@@ -289,7 +289,7 @@ SELECT count(idem_claim('large', 'key-of-a-large-request' || i, lease => '0 s', 
 SELECT count(*) FROM idem_resume(100, scopes => '{large}');
 SELECT count(*) FROM idem_resume(100, scopes => '{large}');
 SET idempotency.max_response_size = '100MB';
-SELECT count(idem_claim('large', 'key-of-a-huge-request' || i, lease => '0 s', request => to_jsonb(repeat('x', 39000000)))) FROM generate_series(1, 2) AS i;
+SELECT count(idem_claim('large', 'key-of-a-huge-request' || i, lease => '0 s', request => to_jsonb(repeat('x', 17000000)))) FROM generate_series(1, 2) AS i;
 RESET idempotency.max_response_size;
 SELECT count(*) FROM idem_resume(100, scopes => '{large}');
 SELECT count(*) FROM idem_resume(100, scopes => '{large}');

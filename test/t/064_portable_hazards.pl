@@ -76,6 +76,10 @@ by('installer', 'restored', q{GRANT SELECT ON idem_tokens TO pg_monitor; REVOKE 
 is(by('tenant', 'restored', $_), 42501, "and a revocation and the next grant close them: $_")
 	foreach 'SELECT FROM idem_keys', 'DELETE FROM idem_outbox', 'SELECT FROM idem_p_installation',
   q{SELECT idem_configure('key_min_length', '1')}, 'SELECT FROM idem_outbox_take()', 'SELECT idem_p_complete_installation()';
+my ($long, $short) = map { session($node, 'restored') } 1 .. 2;
+is($long->run(q{BEGIN; SELECT outcome FROM idem.idem_claim('s', 'restored-00000-long')}), 'new', 'a grant makes the rows that a dump without data lacks,');
+is($short->run(q{SET statement_timeout = '30 s'; SELECT outcome FROM idem.idem_claim('s', 'restored-0000-short')}), 'new', 'so that the first claim blocks no other one');
+$_->quit foreach $long, $short;
 is(by('tenant', 'restored', q{SELECT outcome FROM idem_claim('s', 'restored-by-tenant')}), 'new', 'but not what it grants');
 is( by('tenant', 'restored', q{SELECT bool_or(has_table_privilege(c.oid, p)) FROM pg_class AS c, unnest('{INSERT,UPDATE,DELETE,TRUNCATE}'::text[]) AS p WHERE c.relname ~ '^idem_'}),
 	'f', 'nor the right to write a view');
@@ -270,6 +274,41 @@ is( $large->run(q{SELECT outcome, count(*) FROM idem_claim_many('s', ARRAY(SELEC
 is( $large->run(q{SELECT count(*) < 1000 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()}), 't', 'and does not fill the lock table');
 is( by('tenant', 'shop', q{SET statement_timeout = '30 s'; SELECT outcome FROM idem_claim('s', 'other-lock-101500')}), 'in_progress', 'a claim of its last key does not wait');
 $_->quit foreach $large, $stranger;
+
+# A call that waits returns nothing of the rows that it has seen meanwhile.
+my ($first, $waiter) = map { session($node, 'shop') } 1 .. 2;
+$first->run(q{BEGIN; SELECT FROM idem.idem_claim('s', 'waits-for-a-replay')});
+$waiter->send(q{SELECT outcome, lease_expires_at FROM idem.idem_claim('s', 'waits-for-a-replay', wait => '1 min')});
+wait_for_block($node, $waiter->pid);
+$first->run('COMMIT');
+$first->run(q{SELECT idem.idem_complete('s', 'waits-for-a-replay', 200, claim_token => claim_token) FROM idem.idem_keys WHERE key = 'waits-for-a-replay'});
+is($waiter->result, 'replay|', 'a replay after a wait has no lease');
+
+$first->run(q{SELECT FROM idem.idem_claim('s', 'waits-for-the-row-1', lease => '0')});
+$first->run(q{BEGIN; SAVEPOINT a; SELECT outcome FROM idem.idem_claim('s', 'waits-for-the-row-1')});
+$waiter->send(q{SELECT outcome, clock_timestamp() < statement_timestamp() + interval '9 s' FROM idem.idem_claim('s', 'waits-for-the-row-1', wait => '6 s')});
+sleep 5;
+$first->run('RELEASE a');
+is($waiter->result, 'in_progress|t', 'a wait for a savepoint and then for its transaction has one limit');
+$first->run('ROLLBACK');
+
+# Waiting duplicates of a retry do not delay the calls of its holder.
+my @duplicates = map { session($node, 'shop') } 1 .. 10;
+my $holder_waits = 0;
+foreach my $n (1 .. 5)
+{
+	my $key = "retry-with-waiters-$n";
+
+	$node->safe_psql('shop', "SELECT idem.idem_fail('s', '$key', NULL, claim_token) FROM idem.idem_claim('s', '$key')");
+	my $token = $first->run("BEGIN; SELECT claim_token FROM idem.idem_claim('s', '$key', lease => '10 s')");
+	$_->send("SELECT outcome FROM idem.idem_claim('s', '$key', wait => '30 s')") foreach @duplicates;
+	wait_for_block($node, map { $_->pid } @duplicates);
+	$holder_waits++
+	  if $first->run("COMMIT; SELECT pg_sleep(0.002 * $n); SELECT idem.idem_complete('s', '$key', 200, claim_token => $token), clock_timestamp() < statement_timestamp() + interval '5 s'") !~ /t\|t$/;
+	$holder_waits++ if join(' ', map { $_->result } @duplicates) ne join(' ', ('replay') x 10);
+}
+is($holder_waits, 0, 'waiting duplicates do not delay the calls of the holder');
+$_->quit foreach $first, $waiter, @duplicates;
 
 # A message is held by any other transaction that is writing or locking it, and not by the caller.
 by('installer', 'shop', q{SELECT idem_publish('held', '1')});
