@@ -159,7 +159,7 @@ configure(int argc, char **argv)
 	RelayConfig *config = relay_config_read(argc, argv, 0);
 	RelayRouting routing = {0};
 
-	relay_sinks_configure(&routing, config, NULL, NULL);
+	relay_sinks_configure(&routing, config, NULL, NULL, NULL);
 	check(config->nfaults >= 0);
 	relay_sinks_free(&routing);
 	relay_config_free(config);
@@ -227,7 +227,7 @@ begin_responses(void)
 			 ntohs(address.sin_port));
 	relay_loop_begin(&loop);
 	config = relay_config_read(6, argv, 0);
-	relay_sinks_configure(&routing, config, &loop, &queue);
+	relay_sinks_configure(&routing, config, &loop, &queue, NULL);
 	check(config->nfaults == 0);
 	webhook = routing.first;
 	check(webhook->type->connect(webhook, why, sizeof(why)));
