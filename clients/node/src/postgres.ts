@@ -9,7 +9,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { Adapter } from './adapter.js'
 import { asIdempotencyError, IdempotencyError, sqlstateOf, TimedOut, TransactionEnded } from './errors.js'
 import type { Row, Statement, Statements } from './functions.js'
-import { describe, LONGEST_TIMER, type Parameter } from './values.js'
+import { describe, LONGEST_TIMER, remembered, type Parameter } from './values.js'
 
 /** The members of a pg.Pool that we use, or of an ORM's pool. */
 export interface PoolLike<Tx = any> {
@@ -80,11 +80,8 @@ class Prepared {
   /** '' means no name. */
   nameOf(text: string): string {
     if (!this.isDirect) return ''
-    let name = Prepared.#names.get(text)
-    if (name === undefined) {
-      name = Prepared.#names.size < MAX_NAMES ? `idem_${Prepared.#names.size}` : ''
-      if (name !== '') Prepared.#names.set(text, name)
-    }
+    const { size } = Prepared.#names
+    const name = remembered(Prepared.#names, MAX_NAMES, text, () => (size < MAX_NAMES ? `idem_${size}` : ''))
     return name === '' ? '' : name + this.#suffix
   }
 
@@ -228,7 +225,10 @@ const isSilence = (error: unknown): boolean => error instanceof TimedOut || (err
 
 /** Errors of a pool that gave no connection. */
 const unreachable = new WeakSet()
-export const isUnreachable = (error: unknown): boolean => typeof error === 'object' && error !== null && unreachable.has(error)
+export const isUnreachable = (error: unknown): boolean => unreachable.has(error as object)
+/** Errors of a COMMIT that was sent, before the connection was lost. The transaction might have committed. */
+const inDoubt = new WeakSet()
+export const isInDoubt = (error: unknown): boolean => inDoubt.has(error as object)
 
 /** Turns errors into our classes, and explains the errors of a wrong option schema. */
 function translated(error: unknown): unknown {
@@ -245,14 +245,10 @@ const ENDS = /^(?:\s|--[^\n]*\n|\/\*[\s\S]*?\*\/|;)*(begin|start\s+transaction|c
 
 const WENT_ON = 'the handler continued after an error of the database, which has undone its work; do not catch the error, or roll back to a savepoint'
 
-const UNREAD = 'the handler returned before it had read a cursor or a stream to its end, or had closed it'
-
 /** A client of a pool, in use for one transaction or one statement. */
 export class Session {
   /** The connection was lost. */
   lost = false
-  /** The connection was lost after COMMIT was sent, so the transaction might have committed. */
-  inDoubt = false
   /** release() does not wait for the running statement. */
   abandoned = false
   #client: PoolClientLike
@@ -340,21 +336,19 @@ export class Session {
   }
 
   /** BEGIN and the first statement. */
-  async begin(): Promise<void>
-  async begin<T>(statement: Statement<T>, limitMs?: number): Promise<T>
-  async begin<T>(statement?: Statement<T>, limitMs = ANSWER_MS): Promise<T | void> {
+  async begin<T = void>(statement?: Statement<T>, limitMs = ANSWER_MS): Promise<T> {
     this.#begun = true
     const [, answer] = await this.#send([{ text: 'BEGIN', values: [] }, ...(statement ? [statement] : [])], limitMs)
-    return statement?.read(answer!.rows)
+    return statement?.read(answer!.rows) as T
   }
 
   /** The last statement and COMMIT. Later statements of the handler are refused, because after COMMIT they would be transactions of their own. */
   async commit(statement?: Statement<unknown>): Promise<void> {
     this.#proxy?.over()
-    if (isUnread(this.#client)) throw new TransactionEnded(UNREAD)
+    if (isUnread(this.#client)) throw new TransactionEnded('the handler returned before it had read a cursor or a stream to its end, or had closed it')
     const commit: Command = { text: 'COMMIT', values: [], isSent: false }
     const answers = await this.#send([...(statement ? [statement] : []), commit], ANSWER_MS).catch((error: unknown) => {
-      this.inDoubt = this.lost && commit.isSent!
+      if (this.lost && commit.isSent) inDoubt.add(error as object)
       throw sqlstateOf(error) === '25P02' ? new TransactionEnded(WENT_ON, { cause: error }) : error
     })
     this.#begun = false
