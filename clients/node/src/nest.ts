@@ -14,7 +14,7 @@ import {
 } from '@nestjs/common'
 import { ApplicationConfig, Reflector } from '@nestjs/core'
 import { catchError, lastValueFrom, Observable, of, Subject, takeUntil, tap, type Subscriber } from 'rxjs'
-import { bodyOf, preparation, snapshotOf } from './body.js'
+import { BODY_LIMIT, bodyOf, preparation, snapshotOf } from './body.js'
 import type { Client } from './client.js'
 import { answerOf, isRefusal } from './held.js'
 import { checkedClient, checkedOptions, ignoreLateCalls, isStream, keyOf, overrides, routeOptions, streamingRefused, type Context, type HttpOptions } from './http.js'
@@ -121,7 +121,7 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
     // The run that an outer interceptor, such as retry(), has left.
     await failures.get(request)?.(left)
     held = isFastify ? new BufferedReply(response, route) : new BufferedResponse(response, route)
-    const { unread, ...body } = await bodyOf(request, settings.bodyLimit)
+    const { unread, ...body } = await bodyOf(request, settings.bodyLimit ?? request.routeOptions?.bodyLimit ?? BODY_LIMIT)
     const { begin, over } = preparation(request.raw ?? request, unread)
     const takeBack = overrides(response, ['json', 'render', 'view'])
     const answer = await answerOf(client, {
@@ -177,10 +177,8 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
 }
 
 /** Whether the handler bypasses the interceptor, with @Next() or with @Res() without passthrough. */
-function answersItself(target: object, name: string | symbol): boolean {
-  const about = (what: string): unknown => (Reflect as any).getMetadata(what, target.constructor, name)
-  return !about('__responsePassthrough__') && Object.keys(about('__routeArguments__') ?? {}).some((kind) => /^[12]:/.test(kind))
-}
+const answersItself = (target: object, name: string | symbol): boolean => !Reflect.getMetadata('__responsePassthrough__', target.constructor, name) &&
+  Object.keys(Reflect.getMetadata('__routeArguments__', target.constructor, name) as object ?? {}).some((kind) => /^[12]:/.test(kind))
 
 /** Guards a route as a request in one transaction, or with { job: true } as a job. */
 export function Idempotent(own: RouteOptions = {}): MethodDecorator {
