@@ -292,11 +292,15 @@ function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined, drop?:
   return new Promise((resolve, reject) => {
     const abort = (): void => {
       reject(signal.reason)
-      if (drop) promise.then(drop, () => undefined)
+      promise.then(drop, () => undefined)
     }
     if (signal.aborted) return abort()
     signal.addEventListener('abort', abort, { once: true })
-    promise.then(resolve, reject).finally(() => signal.removeEventListener('abort', abort)).catch(() => undefined)
+    const over = <V>(settle: (value: V) => void) => (value: V): void => {
+      signal.removeEventListener('abort', abort)
+      settle(value)
+    }
+    promise.then(over(resolve), over(reject))
   })
 }
 
@@ -401,7 +405,7 @@ export class Idempotency<Tx = PoolClient> {
     checkedNames(options, TRANSACTION, 'transaction()')
     const deadline = Deadline.inTransaction(withTimes(options, this.#defaults))
     return withRetries(async () => {
-      const session = await this.#opened(options.scope, async (opened) => {
+      const session = await this.#opened(options.scope, true, async (opened) => {
         await opened.begin(this.#servers.pin(options.scope))
         return opened
       })
@@ -438,7 +442,7 @@ export class Idempotency<Tx = PoolClient> {
 
   /** One transaction. */
   async #once(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response, deadline: Deadline, connectMs?: number): Promise<Result> {
-    const opened = this.#claimed(options, (session, claim, limitMs) => session.begin(claim, limitMs), connectMs)
+    const opened = this.#claimed(options, true, connectMs)
     const { session, claim } = await orAbort(opened, options.signal, (late) => void late.session.release())
     if (claim.outcome !== 'new') {
       // The response does not have to wait for the ROLLBACK.
@@ -480,13 +484,11 @@ export class Idempotency<Tx = PoolClient> {
   }
 
   /** Opens a session and claims. The claim waits if fewer than maxWaiters sessions do, and always for an own COMMIT in doubt, which has connectMs. */
-  #claimed(options: RequestOptions & Lease,
-    send: (session: Session, claim: Statement<HeldClaim>, limitMs: number) => Promise<HeldClaim>, connectMs?: number):
-    Promise<{ session: Session; claim: HeldClaim }> {
+  #claimed(options: RequestOptions & Lease, begins: boolean, connectMs?: number): Promise<{ session: Session; claim: HeldClaim }> {
     const { ttl, ttlMs, lease, leaseMs, wait, waitMs } = options
     const given = { ...identity(options), ttl, ttlMs, lease, leaseMs }
     const ms = durationMs(wait, waitMs, 'wait') ?? 0
-    return this.#opened(options.scope, async (session, pool) => {
+    return this.#opened(options.scope, begins, async (session, pool) => {
       const waiters = waitingConnections.get(pool) ?? 0
       const counts = connectMs === undefined && ms > 0 && waiters < (this.#maxWaiters ?? Math.floor((pool.options?.max ?? 10) / 2))
       const sleeps = counts || connectMs !== undefined
@@ -495,7 +497,7 @@ export class Idempotency<Tx = PoolClient> {
         const statement = held(this.statements.claim(options.scope, options.key, sleeps ? { ...given, wait, waitMs } : given))
         const limitMs = ANSWER_MS + (sleeps ? ms : 0)
         const began = performance.now()
-        const claim = await spanned('idempotency.claim', () => send(session, statement, limitMs))
+        const claim = await spanned('idempotency.claim', () => (begins ? session.begin(statement, limitMs) : session.perform(statement, limitMs)))
         noteClaim(claim, sleeps ? performance.now() - began : 0)
         return { session, claim }
       } catch (error) {
@@ -512,14 +514,14 @@ export class Idempotency<Tx = PoolClient> {
   }
 
   /** Begin on a session of the scope's server, or on another one if the server had ended that session. The signal cancels the statement. */
-  #opened<T>(scope: string | undefined, begin: (session: Session, pool: PoolLike) => Promise<T>, connectMs?: number, signal?: AbortSignal): Promise<T> {
+  #opened<T>(scope: string | undefined, begins: boolean, begin: (session: Session, pool: PoolLike) => Promise<T>, connectMs?: number, signal?: AbortSignal): Promise<T> {
     return this.#servers.at(scope, async (pool) => {
       for (let tries = 1; ; tries++) {
-        const session = await Session.open(pool, connectMs)
+        const session = await Session.open(pool, begins, connectMs)
         const cancel = (): void => session.cancel()
         signal?.addEventListener('abort', cancel, { once: true })
         try {
-          signal?.throwIfAborted()
+          if (signal?.aborted) throw signal.reason
           return await begin(session, pool)
         } catch (error) {
           const isDead = session.lost && !signal?.aborted && !(error instanceof IdempotencyError)
@@ -541,7 +543,7 @@ export class Idempotency<Tx = PoolClient> {
   async #job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
     const started = performance.now()
     const claim = await orAbort(withRetries(async () => {
-      const { session, claim } = await this.#claimed(options, (opened, statement, limitMs) => opened.perform(statement, limitMs))
+      const { session, claim } = await this.#claimed(options, false)
       await session.release()
       if (options.signal?.aborted && claim.outcome === 'new') {
         await this.release(options.scope, options.key, { claimToken: claim.claimToken })
@@ -562,7 +564,7 @@ export class Idempotency<Tx = PoolClient> {
     return untilSettled(async (isRepeated) => {
       let session: Session | undefined
       try {
-        const opened = session = await this.#opened(scope, async (one) => {
+        const opened = session = await this.#opened(scope, true, async (one) => {
           await one.begin(this.statements.heartbeat(scope, key, { claimToken, ...leaseOf(options) }))
           return one
         }, isRepeated ? ANSWER_MS : undefined)

@@ -123,7 +123,7 @@ export const REPLAYED_HEADERS: readonly string[] = [
 /** The maximum number of bytes of a scope. */
 const MAX_SCOPE = 512
 /** The server is a standby, or lacks resources, or is shutting down or starting. */
-const UNAVAILABLE = /^(25006|53|57P0)/
+const UNAVAILABLE = /^(08|25006|53|57P0)/
 /** The maximum number of characters of a key with the option anyKey. */
 const MAX_KEY = 255
 
@@ -231,7 +231,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
         return perform(ofBytes(request))
       })
   } catch (error) {
-    const refused = refusalOf(error, error === thrown && kind === 'request', options.conflictStatus ?? 422, kind)
+    const refused = refusalOf(error, error === thrown, options.conflictStatus ?? 422, kind)
     if (refused) return refused
     const state = sqlstateOf(error)
     if (RETRIED.has(state ?? '') || (error !== thrown && (UNAVAILABLE.test(state ?? '') || (state === undefined && isUnreachable(error))))) {
@@ -261,23 +261,25 @@ function refusal(type: string, title: string, status: number, detail: string, re
   return { first: false, committed: false, status, body, headers: { ...headers, ...(retryAfter === undefined ? {} : { 'Retry-After': String(retryAfter) }) } }
 }
 
-/** The answer to an error. The framework answers most errors of a handler. In a job, a lost claim is not such an error. */
-function refusalOf(error: unknown, isHandlers: boolean, conflictStatus: number, kind: 'request' | 'job'): HttpAnswer | undefined {
+/** The answer to an error. The framework answers most errors that the handler has thrown. A lost claim of a job, and its scope's move, are not such errors. */
+function refusalOf(error: unknown, isThrown: boolean, conflictStatus: number, kind: 'request' | 'job'): HttpAnswer | undefined {
   const found = asIdempotencyError(error)
   if (error instanceof StreamingRefused) return refusal('streaming-refused', 'Streaming refused', 500, error.message)
   if (error instanceof TimedOut) return refusal('timeout', 'Timed out', 503, 'The request took too long. Retry with the same key.', 1)
   if (found instanceof ActionIdAhead) return refusal('action-id-ahead', 'Action id too far ahead', 400, "The action id is too far ahead of the server's clock.")
-  if (isHandlers) return undefined
-  if (found instanceof KeyInvalid) return refusal('key-invalid', 'Idempotency-Key invalid', 400, sentences(found))
-  if (found instanceof RateLimited) {
-    return refusal('rate-limited', 'Too many new keys', 429, `There were too many new keys. Retry in ${found.retryAfter} seconds.`, found.retryAfter)
-  }
-  if (found instanceof InProgress || (kind === 'job' && (found instanceof ClaimLost || found instanceof ClaimNotFound))) {
+  if (isThrown && kind === 'request') return undefined
+  const isLost = kind === 'job' && (found instanceof ClaimLost || found instanceof ClaimNotFound)
+  if (isLost || (found instanceof InProgress && !isThrown)) {
     return refusal('in-progress', 'Request in progress', 409, 'The first request with this key is still running. Retry with the same key.',
       found instanceof InProgress ? found.retryAfter : 1)
   }
   if (found instanceof ScopeMoving) {
     return refusal('scope-moving', 'Scope is being moved', 503, 'What this request is about is being moved to another server. Retry with the same key.', found.retryAfter)
+  }
+  if (isThrown) return undefined
+  if (found instanceof KeyInvalid) return refusal('key-invalid', 'Idempotency-Key invalid', 400, sentences(found))
+  if (found instanceof RateLimited) {
+    return refusal('rate-limited', 'Too many new keys', 429, `There were too many new keys. Retry in ${found.retryAfter} seconds.`, found.retryAfter)
   }
   if (found instanceof KeyReused) {
     return refusal('key-reused', 'Idempotency-Key reused', conflictStatus, 'This key was used for another request. Send another request with a new key.')

@@ -312,6 +312,7 @@ function poolOf(memory: Memory): PoolLike<MemoryTransaction> {
     return {
       tx, reportsRollback: true,
       commit: async () => {
+        if (tx.isAborted) tx.end(false)
         tx.checkOpen()
         tx.end(true)
       },

@@ -14,6 +14,8 @@ import { describe, LONGEST_TIMER, remembered, type Parameter } from './values.js
 /** The members of a pg.Pool that we use, or of an ORM's pool. */
 export interface PoolLike<Tx = any> {
   connect(): Promise<PoolClientLike>
+  /** Of an ORM's pool: a client whose transaction has begun. */
+  begin?(): Promise<PoolClientLike>
   options?: { max?: number | undefined }
   /** The statements of the double in memory. */
   readonly statements?: Statements
@@ -265,8 +267,9 @@ export class Session {
     client.on('error', this.#onError)
   }
 
-  static async open(pool: PoolLike, limitMs = Infinity): Promise<Session> {
-    const connecting = pool.connect()
+  /** begins is whether a transaction follows. An ORM begins it when it takes the connection, so the limit of BEGIN includes that wait. */
+  static async open(pool: PoolLike, begins: boolean, limitMs = begins && pool.begin ? ANSWER_MS : Infinity): Promise<Session> {
+    const connecting = (begins && pool.begin?.()) || pool.connect()
     try {
       return new Session(await within<PoolClientLike>(limitMs, (resolve, reject) => { connecting.then(resolve, reject) }), pool)
     } catch (error) {
@@ -483,7 +486,7 @@ const PROMPT = new Set(['checkpoint', 'heartbeat', 'fail', 'release', 'lookup'])
 
 /** Runs a statement on any connection of the pool. name is its function. */
 export async function performOnPool<T>(pool: PoolLike, statement: Statement<T>, name?: string): Promise<T> {
-  const session = await Session.open(pool)
+  const session = await Session.open(pool, false)
   try {
     return await session.perform(statement, PROMPT.has(name ?? '') ? ANSWER_MS : Infinity)
   } finally {
