@@ -405,7 +405,7 @@ export class Idempotency<Tx = PoolClient> {
     checkedNames(options, TRANSACTION, 'transaction()')
     const deadline = Deadline.inTransaction(withTimes(options, this.#defaults))
     return withRetries(async () => {
-      const session = await this.#opened(options.scope, true, async (opened) => {
+      const session = await this.#opened(options.scope, async (opened) => {
         await opened.begin(this.#servers.pin(options.scope))
         return opened
       })
@@ -442,7 +442,7 @@ export class Idempotency<Tx = PoolClient> {
 
   /** One transaction. */
   async #once(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response, deadline: Deadline, connectMs?: number): Promise<Result> {
-    const opened = this.#claimed(options, true, connectMs)
+    const opened = this.#claimed(options, 'request', connectMs)
     const { session, claim } = await orAbort(opened, options.signal, (late) => void late.session.release())
     if (claim.outcome !== 'new') {
       // The response does not have to wait for the ROLLBACK.
@@ -484,11 +484,11 @@ export class Idempotency<Tx = PoolClient> {
   }
 
   /** Opens a session and claims. The claim waits if fewer than maxWaiters sessions do, and always for an own COMMIT in doubt, which has connectMs. */
-  #claimed(options: RequestOptions & Lease, begins: boolean, connectMs?: number): Promise<{ session: Session; claim: HeldClaim }> {
+  #claimed(options: RequestOptions & Lease, kind: 'request' | 'job', connectMs?: number): Promise<{ session: Session; claim: HeldClaim }> {
     const { ttl, ttlMs, lease, leaseMs, wait, waitMs } = options
     const given = { ...identity(options), ttl, ttlMs, lease, leaseMs }
     const ms = durationMs(wait, waitMs, 'wait') ?? 0
-    return this.#opened(options.scope, begins, async (session, pool) => {
+    return this.#opened(options.scope, async (session, pool) => {
       const waiters = waitingConnections.get(pool) ?? 0
       const counts = connectMs === undefined && ms > 0 && waiters < (this.#maxWaiters ?? Math.floor((pool.options?.max ?? 10) / 2))
       const sleeps = counts || connectMs !== undefined
@@ -497,7 +497,12 @@ export class Idempotency<Tx = PoolClient> {
         const statement = held(this.statements.claim(options.scope, options.key, sleeps ? { ...given, wait, waitMs } : given))
         const limitMs = ANSWER_MS + (sleeps ? ms : 0)
         const began = performance.now()
-        const claim = await spanned('idempotency.claim', () => (begins ? session.begin(statement, limitMs) : session.perform(statement, limitMs)))
+        const claim = await spanned('idempotency.claim', async () => {
+          if (kind === 'job' && !pool.begin) return session.perform(statement, limitMs)
+          const made = await session.begin(statement, limitMs)
+          if (kind === 'job') await session.commit()
+          return made
+        })
         noteClaim(claim, sleeps ? performance.now() - began : 0)
         return { session, claim }
       } catch (error) {
@@ -514,10 +519,10 @@ export class Idempotency<Tx = PoolClient> {
   }
 
   /** Begin on a session of the scope's server, or on another one if the server had ended that session. The signal cancels the statement. */
-  #opened<T>(scope: string | undefined, begins: boolean, begin: (session: Session, pool: PoolLike) => Promise<T>, connectMs?: number, signal?: AbortSignal): Promise<T> {
+  #opened<T>(scope: string | undefined, begin: (session: Session, pool: PoolLike) => Promise<T>, connectMs?: number, signal?: AbortSignal): Promise<T> {
     return this.#servers.at(scope, async (pool) => {
       for (let tries = 1; ; tries++) {
-        const session = await Session.open(pool, begins, connectMs)
+        const session = await Session.open(pool, true, connectMs)
         const cancel = (): void => session.cancel()
         signal?.addEventListener('abort', cancel, { once: true })
         try {
@@ -543,7 +548,7 @@ export class Idempotency<Tx = PoolClient> {
   async #job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
     const started = performance.now()
     const claim = await orAbort(withRetries(async () => {
-      const { session, claim } = await this.#claimed(options, false)
+      const { session, claim } = await this.#claimed(options, 'job')
       await session.release()
       if (options.signal?.aborted && claim.outcome === 'new') {
         await this.release(options.scope, options.key, { claimToken: claim.claimToken })
@@ -564,7 +569,7 @@ export class Idempotency<Tx = PoolClient> {
     return untilSettled(async (isRepeated) => {
       let session: Session | undefined
       try {
-        const opened = session = await this.#opened(scope, true, async (one) => {
+        const opened = session = await this.#opened(scope, async (one) => {
           await one.begin(this.statements.heartbeat(scope, key, { claimToken, ...leaseOf(options) }))
           return one
         }, isRepeated ? ANSWER_MS : undefined)

@@ -136,13 +136,16 @@ test("if an ORM's pool gives the connection after the limit, it gets it back", a
   context.mock.timers.enable({ apis: ['setTimeout'] })
   const ended: string[] = []
   let begin = (): void => undefined
-  const answer = assert.rejects(fakeOrm(() => new Promise((resolve) => { begin = resolve }), ended).request({ scope: 'a', key: newKey() }, () => assert.fail('it ran')), TimedOut)
-  await new Promise(setImmediate)
-  context.mock.timers.tick(30_000)
-  await answer
-  begin()
-  await new Promise(setImmediate)
-  assert.deepEqual(ended, ['rolled back', 'released'])
+  const idem = fakeOrm(() => new Promise((resolve) => { begin = resolve }), ended)
+  for (const kind of ['request', 'job'] as const) {
+    const answer = assert.rejects(idem[kind]({ scope: 'a', key: newKey() }, () => assert.fail('it ran')), TimedOut)
+    await new Promise(setImmediate)
+    context.mock.timers.tick(30_000)
+    await answer
+    begin()
+    await new Promise(setImmediate)
+    assert.deepEqual(ended.splice(0), ['rolled back', 'released'], kind)
+  }
 })
 
 test('if no connection comes from a pool, the guard answers 503, and waits for a busy pool once', async (context) => {
