@@ -35,7 +35,7 @@ export type RouteOptions = Partial<Omit<NestOptions, 'client'>> & { job?: boolea
 
 const SETTINGS = Symbol('settings of pg-idempotency')
 const ROUTE = 'pg-idempotency:route'
-/** The decorated methods. Another decorator can replace a method by one that has no guard. */
+/** The decorated methods, which others can replace without a guard. */
 const guarded: [target: any, name: string][] = []
 
 export class IdempotencyModule {
@@ -48,8 +48,6 @@ export class IdempotencyModule {
       const { client, ...settings } = await useFactory(...given)
       checkedClient(client)
       checkedOptions(settings as HttpOptions<never>, 'bodyLimit')
-      const off = guarded.find(([target, name]) => !Reflect.getMetadata(ROUTE, target[name]))
-      if (off) throw new TypeError(`${off[0].constructor.name}.${off[1]}() is not guarded: put @Idempotent() above the decorator that replaces the method`)
       return { client, ...settings }
     }
     return { module: IdempotencyModule, global: true, imports, providers: [Outermost, { provide: SETTINGS, inject, useFactory: made }], exports: [SETTINGS] }
@@ -65,13 +63,19 @@ const left = new Error('an outer interceptor has answered in place of the handle
 class Outermost implements NestInterceptor {
   constructor(config: ApplicationConfig) {
     config.getGlobalInterceptors().unshift(this)
+    const off = guarded.find(([target, name]) => !Reflect.getMetadata(ROUTE, target[name]))
+    if (off) throw new TypeError(`${off[0].constructor.name}.${off[1]}() is not guarded: put @Idempotent() above the decorator that replaces the method`)
   }
 
   intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
     if (context.getType() !== 'http') return next.handle()
     const [route, { name, prototype }] = [context.getHandler(), context.getClass()]
-    // Also called for routes without the guard.
-    if (!Reflect.getMetadata(ROUTE, route) && guarded.some(([target, method]) => prototype instanceof target.constructor && prototype[method] === route)) {
+    // The name of the method that Nest calls. The instance can have its own function, such as one that the constructor has bound.
+    const called = (one: object | null): string => (one === null ? route.name.replace(/^bound /, '')
+      : Object.entries(Object.getOwnPropertyDescriptors(one)).find(([, { value }]) => value === route)?.[0] ?? called(Object.getPrototypeOf(one) as object | null))
+    const replaces = ([target, method]: (typeof guarded)[0]): boolean => (prototype === target || prototype instanceof target.constructor) &&
+      (called(prototype as object) === method || !(called(prototype as object) in prototype))
+    if (!Reflect.getMetadata(ROUTE, route) && guarded.some(replaces)) {
       throw new TypeError(`${name}.${route.name}() is not guarded: it replaces a guarded method, and needs @Idempotent(), too`)
     }
     const fail = async (error: unknown): Promise<void> => failures.get(context.getArgByIndex(0))?.(error)
@@ -112,11 +116,7 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
   const check = (): void => {
     if (isEmitted || outer.closed) throw isEmitted ? new ServiceUnavailableException('the transaction must run again, so the client must repeat the request') : left
   }
-  const noteFailure = (fail: (error: unknown) => void) => failures.set(request, (error) => {
-    hasLeft = true
-    fail(error)
-    return ended
-  })
+  const noteFailure = (fail: (error: unknown) => void) => failures.set(request, (error) => { hasLeft = true; fail(error); return ended })
   const perform = async (): Promise<void> => {
     // The run that an outer interceptor, such as retry(), has left.
     await failures.get(request)?.(left)

@@ -587,6 +587,50 @@ test('a method of a subclass that replaces a guarded one without a guard is refu
   }
 })
 
+test('a guarded method that the instance replaces is refused, and its other methods are not', async () => {
+  const runs: string[] = []
+  class Both {
+    constructor() {
+      this.list = this.list.bind(this)
+    }
+
+    @Post()
+    @Idempotent()
+    async create() { runs.push('create') }
+    @Post('list')
+    async list() { runs.push('list') }
+  }
+  @Controller('bound')
+  class Bound extends Both {
+    constructor() {
+      super()
+      this.create = this.create.bind(this)
+    }
+  }
+  @Controller('wrapped')
+  class Wrapped extends Both {
+    constructor() {
+      super()
+      const { create } = this
+      this.create = (...given) => create.apply(this, given)
+    }
+  }
+  @Module({ controllers: [Bound, Wrapped], imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'u' })] })
+  class Shop {}
+  const shop = await NestFactory.create(Shop, { logger: false })
+  await shop.listen(0, '127.0.0.1')
+  try {
+    const at = await shop.getUrl()
+    for (const path of ['bound', 'wrapped']) {
+      const statuses = []
+      for (const one of [path, `${path}/list`]) statuses.push((await fetch(`${at}/${one}`, { method: 'POST', headers: { 'Idempotency-Key': newKey() } })).status)
+      assert.deepEqual([statuses, runs.splice(0)], [[500, 201], ['list']], path)
+    }
+  } finally {
+    await shop.close()
+  }
+})
+
 test('if Nest drops the response because the client has gone, the transaction ends at once', async () => {
   const open = async (): Promise<number> => (await world.sql("SELECT count(*)::int AS n FROM pg_stat_activity WHERE datname = $1 AND state LIKE 'idle in tr%'", [world.database]))[0].n
   const gone = async (): Promise<void> => {
