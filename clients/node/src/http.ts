@@ -400,7 +400,6 @@ export function refuseSuccess(response: ServerResponse, route: string): void {
   const { writeHead, end, _storeHeader: storeHeader } = target
   let body: string | undefined
   let isEnded = false
-  let isEnding = false
   const refuse = (): void => {
     console.error(`pg-idempotency: ${route} was rolled back, and the application answered ${response.statusCode}: 500 was sent`)
     for (const header of response.getHeaderNames()) response.removeHeader(header)
@@ -432,12 +431,12 @@ export function refuseSuccess(response: ServerResponse, route: string): void {
     const real = target[name]!
     target[name] = (...given) => {
       if (body === undefined && isSuccess(response.statusCode)) refuse()
-      // Over HTTP/2, end() calls write().
-      if (body === undefined || isEnding) return real.apply(response, given)
-      isEnding = !isEnded
-      if (isEnding) end!.call(response, body, ...given.filter((one) => typeof one === 'function'))
-      isEnding = false
-      isEnded = true
+      // Over HTTP/2, end() calls write() with the body, later if middleware defers it.
+      if (body === undefined || (name === 'write' && given[0] === body)) return real.apply(response, given)
+      if (!isEnded) {
+        isEnded = true
+        end!.call(response, body, ...given.filter((one) => typeof one === 'function'))
+      }
       return name === 'write' ? true : response
     }
   }

@@ -888,6 +888,45 @@ test('Fastify over HTTP/2, and inject(): a body without Content-Length is compar
   }
 })
 
+test('Fastify over HTTP/2: an error handler can answer on reply.raw, also if middleware defers end()', async () => {
+  let raws = true
+  for (const defers of [false, true]) {
+    const app = Fastify({ http2: true })
+    await app.register(idempotency, { client: idem, scope })
+    app.addHook('onRequest', async (_request, { raw }) => {
+      const end = raw.end as (...given: unknown[]) => unknown
+      if (defers) raw.end = ((...given: unknown[]) => setTimeout(() => end.apply(raw, given), 5)) as never
+    })
+    app.post('/:status', { config: { idempotency: true } }, async () => { throw new Error('no') })
+    app.setErrorHandler((_error, request, reply) => {
+      const status = Number((request.params as any).status)
+      if (!raws) return void reply.code(status).send('text')
+      void reply.hijack()
+      reply.raw.statusCode = status
+      reply.raw.end(...(status === 404 ? [] : ['text']) as [])
+    })
+    await app.listen({ port: 0, host: '127.0.0.1' })
+    const session = connect(`http://127.0.0.1:${(app.server.address() as AddressInfo).port}`)
+    try {
+      for (raws of [true, false]) {
+        for (const status of [404, 200, 204]) {
+          const found = await new Promise<[number, string]>((resolve, reject) => {
+            let [answered, text] = [0, '']
+            session.request({ ':method': 'POST', ':path': `/${status}`, 'idempotency-key': key() })
+              .on('response', (headers) => { answered = headers[':status']! }).on('data', (part) => { text += String(part) })
+              .on('end', () => resolve([answered, text])).on('error', reject).end()
+          })
+          if (status === 404) assert.deepEqual(found, [404, raws ? '' : 'text'])
+          else assert.deepEqual([found[0], JSON.parse(found[1]).type], [500, 'urn:pg-idempotency:rolled-back'], `${status} ${raws} ${defers}`)
+        }
+      }
+    } finally {
+      session.close()
+      await app.close()
+    }
+  }
+})
+
 test('nonsense in the options of a route is refused when it is made', async () => {
   await assert.rejects(async () => { await Fastify().register(idempotency as any, { client: idem, scope, ttl: '5 bananas' }) }, /ttl is not a valid interval/)
   await assert.rejects(fastifyShop((app) => { app.post('/a', { config: { idempotency: { waitMs: -1 } } }, async () => 'never') }), /waitMs must not be negative/)
