@@ -18,7 +18,7 @@ import {
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
 import { noteClaim, observed, spanned, traceparent, waiting, withoutTrace, type Observers } from './observe.js'
-import { ANSWER_MS, isConnectionLost, isInDoubt, isStale, MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, type Handle, type PoolLike } from './postgres.js'
+import { ANSWER_MS, isConnectionLost, isInDoubt, isStale, MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, unreachable, type Handle, type PoolLike } from './postgres.js'
 import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
 import { checkedNames, describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
@@ -531,7 +531,9 @@ export class Idempotency<Tx = PoolClient> {
         } catch (error) {
           const isDead = session.lost && !signal?.aborted && !(error instanceof IdempotencyError)
           await session.release()
-          if (!isDead || tries === MAX_CONNECTION_TRIES) throw error
+          if (isDead && tries < MAX_CONNECTION_TRIES) continue
+          if (isDead) unreachable.add(error as Error)
+          throw error
         } finally {
           signal?.removeEventListener('abort', cancel)
         }

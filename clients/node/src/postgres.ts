@@ -225,8 +225,8 @@ function within<T>(ms: number, send: (resolve: (value: T) => void, reject: (erro
 /** Whether the server did not answer, which pg's query_timeout also reports. */
 const isSilence = (error: unknown): boolean => error instanceof TimedOut || (error as Error | null)?.message === 'Query read timeout'
 
-/** Errors of a pool that gave no connection. */
-const unreachable = new WeakSet()
+/** Errors of a pool that gave no connection, or only dead ones. */
+export const unreachable = new WeakSet()
 export const isUnreachable = (error: unknown): boolean => unreachable.has(error as object)
 /** Errors of a COMMIT that was sent, before the connection was lost. The transaction might have committed. */
 const inDoubt = new WeakSet()
@@ -269,9 +269,15 @@ export class Session {
 
   /** begins is whether a transaction follows. An ORM begins it when it takes the connection, so the limit of BEGIN includes that wait. */
   static async open(pool: PoolLike, begins: boolean, limitMs = begins && pool.begin ? ANSWER_MS : Infinity): Promise<Session> {
-    const connecting = (begins && pool.begin?.()) || pool.connect()
+    const connecting = new Promise<Session>((resolve, reject) => {
+      const take = (client?: PoolClientLike): void => { if (client) resolve(new Session(client, pool)) }
+      const connect = pool.connect.bind(pool) as (callback: (error?: Error, client?: PoolClientLike) => void) => Promise<PoolClientLike> | undefined
+      // A pg.Pool calls back at once. If it gave the client in a promise, an 'error' could come before our listener. Other pools return a promise.
+      const given = begins && pool.begin ? pool.begin() : connect((error, client) => { if (error) reject(error); else take(client) })
+      given?.then(take).catch(reject)
+    })
     try {
-      return new Session(await within<PoolClientLike>(limitMs, (resolve, reject) => { connecting.then(resolve, reject) }), pool)
+      return await within<Session>(limitMs, (resolve, reject) => { connecting.then(resolve, reject) })
     } catch (error) {
       if (error instanceof TimedOut) connecting.then((late) => late.release(), () => undefined)
       if (typeof error === 'object' && error !== null) unreachable.add(error)

@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict'
 import { readFile } from 'node:fs/promises'
 import { createRequire } from 'node:module'
+import { createServer, type AddressInfo } from 'node:net'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
@@ -125,7 +126,7 @@ test('a member that no response has is refused, and nothing is stored; one that 
 const fakeOrm = (startTransaction: () => Promise<void>, ended: string[] = []): Idempotency => new Idempotency(typeormPool({
   options: { type: 'postgres' },
   createQueryRunner: () => ({
-    startTransaction, manager: {}, connect: async () => ({}),
+    startTransaction, manager: {}, connect: async () => new pg.Client(),
     rollbackTransaction: async () => { ended.push('rolled back') }, release: async () => { ended.push('released') },
   }),
 } as never) as PoolLike)
@@ -177,4 +178,46 @@ test('in the double, a transaction() whose handler swallows an error of the data
     await double.on(tx).once('', 'token').catch(() => undefined)
   }), TransactionEnded)
   assert.equal(await double.once('s', 'token'), true)
+})
+
+test('a session that the server ends in the moment in which it becomes ready ends no process, and is 503', async () => {
+  const message = (type: string, body: string): Buffer => {
+    const head = Buffer.alloc(5)
+    head.write(type)
+    head.writeInt32BE(body.length + 4, 1)
+    return Buffer.concat([head, Buffer.from(body)])
+  }
+  // AuthenticationOk, BackendKeyData, ReadyForQuery and FATAL 57P01 in one packet.
+  const packet = Buffer.concat([message('R', '\0\0\0\0'), message('K', '\0\0\0\x01\0\0\0\x02'), message('Z', 'I'), message('E', 'SFATAL\0C57P01\0Mshutdown\0\0')])
+  let connections = 0
+  const server = createServer((socket) => {
+    connections++
+    socket.on('error', () => undefined).once('data', () => socket.end(packet))
+  })
+  await new Promise<void>((done) => { server.listen(0, '127.0.0.1', done) })
+  const pool = new pg.Pool({ host: '127.0.0.1', port: (server.address() as AddressInfo).port, user: 'u', database: 'd' })
+  pool.on('error', () => undefined)
+  const { error: log } = console
+  console.error = () => undefined
+  try {
+    const client = new Idempotency(pool)
+    const options = { scope: 's', key: newKey() }
+    for (const [call, tries] of [
+      [() => client.request(options, () => ({ status: 200 })), 3], [() => client.job(options, () => undefined), 3], [() => client.once('s', 'k'), 1],
+    ] as const) {
+      connections = 0
+      await assert.rejects(call, (error) => !(error instanceof IdempotencyError))
+      assert.equal(connections, tries)
+    }
+    const request = { method: 'POST', path: '/', key: newKey(), body: Buffer.alloc(0), scope: () => 'u' }
+    for (const kind of ['request', 'job'] as const) {
+      const answer = await serve(client, request, request, kind, async () => ({ status: 200 }))
+      assert.equal(answer.status, 503)
+    }
+    assert.equal(pool.totalCount, 0)
+  } finally {
+    console.error = log
+    await pool.end()
+    server.close()
+  }
 })
