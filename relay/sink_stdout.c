@@ -6,6 +6,8 @@
  * A message is delivered when its whole line is written.  The reader can still
  * lose it; the sink "command" has a confirmation.  If standard output is
  * closed, the relay ends.  If it is a file on a full disk, the sink is paused.
+ * If a relay that restarts leaves a part of a line in a pipe, the next one
+ * ends this line first.
  *
  * The sink's "state" is an Output, which owns the lines in flight.  A
  * message's "tag" is where its line ends.  The callers are sinks.c, dispatch.c
@@ -26,6 +28,8 @@
 #include "sink_stdout.h"
 
 #define ENOUGH	65536			/* take no more while this is not written */
+#define CUT_LINE	"IDEM_RELAY_CUT_LINE"	/* in the environment of the next
+											 * relay */
 #define FULL_MS	1000			/* try a full disk again after that time */
 
 typedef struct Output
@@ -33,6 +37,7 @@ typedef struct Output
 	RelayText  *lines;			/* of all messages in flight */
 	size_t		written;
 	size_t		delivered;		/* end of the last line that is written */
+	bool		ends_line;		/* "lines" begins with the end of a cut line */
 	bool		watched;		/* the loop can watch it; a file it cannot */
 	bool		full;			/* the disk is full */
 	int64_t		retry_at;
@@ -40,7 +45,7 @@ typedef struct Output
 
 static void write_lines(RelaySink *sink);
 static void disk_full(RelaySink *sink, int error);
-static void truncate_part(const Output *output);
+static bool truncate_part(const Output *output);
 
 /*
  * Implement RelaySinkType.configure: only one sink can be standard output.
@@ -75,6 +80,10 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 	if (output->watched)
 		(void) fcntl(STDOUT_FILENO, F_SETFL, flags | O_NONBLOCK);
 	output->lines = relay_text_new();
+	output->ends_line = getenv(CUT_LINE) != NULL;
+	unsetenv(CUT_LINE);
+	if (output->ends_line)
+		relay_text_add_char(output->lines, '\n');
 	sink->state = output;
 	return true;
 }
@@ -138,6 +147,11 @@ write_lines(RelaySink *sink)
 			relay_exit(RELAY_OUTPUT, "could not write to standard output: %s",
 					   strerror(errno));
 	}
+	if (output->ends_line && output->written > 0)
+	{
+		output->ends_line = false;
+		output->delivered = 1;
+	}
 	while (sink->in_flight.first &&
 		   sink->in_flight.first->tag <= output->written)
 	{
@@ -199,7 +213,9 @@ disconnect_sink(RelaySink *sink)
 
 	if (output->watched)
 		relay_loop_forget(sink->loop, STDOUT_FILENO);
-	truncate_part(output);
+	if (!truncate_part(output) &&
+		(output->ends_line || output->written > output->delivered))
+		setenv(CUT_LINE, "", 1);
 	relay_text_free(output->lines);
 	free(output);
 	sink->state = NULL;
@@ -208,17 +224,18 @@ disconnect_sink(RelaySink *sink)
 /*
  * If the end of a file is a part of a line, which a full disk has cut off,
  * remove it.  Otherwise the next relay would append its first line to it.
+ * Returns false if that is not possible.
  */
-static void
+static bool
 truncate_part(const Output *output)
 {
 	off_t		part = (off_t) (output->written - output->delivered);
 	off_t		end = lseek(STDOUT_FILENO, 0, SEEK_CUR);
 	struct stat status;
 
-	if (part > 0 && fstat(STDOUT_FILENO, &status) == 0 &&
-		S_ISREG(status.st_mode) && status.st_size == end)
-		(void) !ftruncate(STDOUT_FILENO, end - part);
+	return part > 0 && fstat(STDOUT_FILENO, &status) == 0 &&
+		S_ISREG(status.st_mode) && status.st_size == end &&
+		ftruncate(STDOUT_FILENO, end - part) == 0;
 }
 
 const RelaySinkType relay_sink_stdout = {

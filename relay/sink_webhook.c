@@ -176,6 +176,9 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 	curl_multi_setopt(webhook->multi, CURLMOPT_TIMERDATA, sink);
 	curl_multi_setopt(webhook->multi, CURLMOPT_MAXCONNECTS,
 					  (long) sink->max_in_flight);
+	/* A kept connection ends if a message needs a new one. */
+	curl_multi_setopt(webhook->multi, CURLMOPT_MAX_TOTAL_CONNECTIONS,
+					  (long) sink->max_in_flight);
 	return true;
 }
 

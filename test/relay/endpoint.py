@@ -14,10 +14,12 @@ from types import SimpleNamespace
 class Endpoint:
     """"answer" is called with each request and its number from 1.  It returns a
     status, headers, and a body or a generator of its parts; or None, which closes
-    the connection without an answer."""
+    the connection without an answer.  Each of the "workers" serves a connection
+    until that ends."""
 
-    def __init__(self, answer=lambda request, number: (204, {}, b''), tls=None, port=0):
+    def __init__(self, answer=lambda request, number: (204, {}, b''), tls=None, port=0, workers=1000):
         self.answer = answer
+        self.workers = threading.Semaphore(workers)
         self.connections = set()
         self.requests = []
         self.lock = threading.Lock()
@@ -57,7 +59,8 @@ class Endpoint:
             def handle(self):
                 endpoint.connections.add(self.connection)
                 try:
-                    super().handle()
+                    with endpoint.workers:
+                        super().handle()
                 except OSError:
                     pass
                 finally:

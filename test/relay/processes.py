@@ -55,6 +55,24 @@ def to_pipe(world):
     process.stdout.close()
 
 
+def cut_line(world):
+    """A line that is written only in part when the relay starts again."""
+    for n in range(3):
+        world.publish('t', json.dumps(str(n) + 'x' * 300000))
+    read, write = os.pipe()
+    relay = world.relay(*OUT, '--stop_timeout=200ms', output=write)
+    os.close(write)
+    until('the pipe is full', lambda: world.leased() == 3)
+    time.sleep(0.5)
+    relay.signal(signal.SIGHUP)
+    until('it has started again', lambda: relay.said().count('started') == 2)
+    with os.fdopen(read) as lines:
+        expect('a part', not lines.readline().endswith('}\n'))
+        equal('whole lines', {json.loads(lines.readline())['payload'][0] for n in range(3)}, {'0', '1', '2'})
+        world.all_acked(3)
+        equal('the status', relay.stop(), 0)
+
+
 def cloudevents(world):
     message_id = world.publish('orders', '{"n": 1}', 'k"1')
     relay = world.relay(*OUT, '--out.format=cloudevents', '--out.source=/shop').started()
@@ -589,6 +607,7 @@ TESTS = [
     ('of several hosts, one that is switched off is passed', deaf_host),
     ('standard output gets a line for each message, in order per key', prints),
     ('standard output may be a pipe that is read slowly', to_pipe),
+    ('SIGHUP: a line of which a pipe has only a part spoils no other', cut_line),
     ('CloudEvents have what the specification wants', cloudevents),
     ('without its standard output the relay ends', closed_output),
     ('only topics that have a sink are taken', topics),

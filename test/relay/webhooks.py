@@ -353,11 +353,34 @@ def lost_secret(world):
     endpoint.close()
 
 
+def all_workers_are_kept(world):
+    """Each of the endpoint's workers has a kept connection when a message that has
+    failed needs a new one."""
+    gate = threading.Barrier(4)
+
+    def answer(request, number):
+        if number <= 4:
+            gate.wait(20)
+        return 500 if number == 5 else 204, {}, b''
+
+    endpoint = Endpoint(answer, workers=4)
+    relay = world.relay('--w.sink=webhook', '--w.topics=t', '--w.url=' + endpoint.url, '--w.in_flight=4').started()
+    for n in range(4):
+        world.publish('t')
+    world.all_acked(4)
+    world.publish('t')
+    world.all_acked(5)
+    equal('requests', len(endpoint.requests), 6)
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
 TESTS = [
     ('the host name in the certificate of a webhook is verified', host_verified),
     ('after a success, the pause begins at half a second', short_pause_again),
     ('a webhook with a new configuration that has faults continues', faulty_reload),
     ('a webhook whose secret is gone at a reload continues', lost_secret),
+    ('a message that has failed gets a connection from an endpoint that serves no more at once', all_workers_are_kept),
     ('a webhook that answers 200 without end has answered', endless),
     ('a webhook may answer with any bytes', any_bytes),
     ('an endpoint that takes no connection costs no attempt', unreachable),

@@ -69,12 +69,12 @@ def deaf_port():
 class Relay:
     """A running relay; "out" and "log" are files."""
 
-    def __init__(self, world, *options, environment=None, descriptors=()):
+    def __init__(self, world, *options, environment=None, descriptors=(), output=None):
         world.relays.append(self)
         name = os.path.join(world.directory, 'relay.%d' % len(world.relays))
         self.out, self.log = name + '.out', name + '.log'
         with open(self.out, 'wb') as out, open(self.log, 'wb') as log:
-            self.process = subprocess.Popen([PROGRAM, *options], stdout=out, stderr=log,
+            self.process = subprocess.Popen([PROGRAM, *options], stdout=output or out, stderr=log,
                                             env={**os.environ, **(environment or {})}, pass_fds=descriptors)
 
     def started(self, seconds=20):

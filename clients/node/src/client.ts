@@ -480,7 +480,7 @@ export class Idempotency<Tx = PoolClient> {
       if (!(error instanceof IdempotencyError)) throw error
       throw new TransactionEnded('the handler rolled its transaction back, or took longer than the ttl of its claim', { cause: error })
     }
-    throw new TransactionEnded('the handler committed its transaction; the response was stored in another one')
+    throw new TransactionEnded('the handler committed its transaction; the key was completed in another one')
   }
 
   /** Opens a session and claims. The claim waits if fewer than maxWaiters sessions do, and always for an own COMMIT in doubt, which has connectMs. */

@@ -810,15 +810,16 @@ test('a key is found where a server has only the plain headers', async () => {
 
 test("Fastify: a request without a body keeps Fastify's own time limit", async () => {
   const shop = await fastifyShop((app) => {
-    app.get('/slow', { config: { idempotency: true }, handlerTimeout: 200 } as object, async (request: any) => {
+    app.route({ method: ['GET', 'POST'], url: '/slow', config: { idempotency: true }, handlerTimeout: 200, handler: async (request: any) => {
       await new Promise((resolve) => { request.signal.addEventListener('abort', resolve); setTimeout(resolve, 10_000).unref() })
       return 'late'
-    })
+    } } as never)
   })
   try {
-    const answer = await fetch(`http://127.0.0.1:${shop.port}/slow`, { headers: keyed() })
-    assert.equal(answer.status, 503)
-    await answer.text()
+    for (const method of ['GET', 'POST']) {
+      const answer = await fetch(`http://127.0.0.1:${shop.port}/slow`, { method, headers: { 'Idempotency-Key': key() } })
+      assert.deepEqual([answer.status, JSON.parse(await answer.text()).code], [503, 'FST_ERR_HANDLER_TIMEOUT'], method)
+    }
   } finally {
     await shop.close()
   }

@@ -193,6 +193,14 @@ def test_a_form_has_its_key_in_a_field(asked):
     assert [send(multipart, "multipart/form-data; boundary=B")[:2] for _ in range(2)] == [(200, False), (200, True)]
 
 
+def test_a_large_multipart_form_is_compared_without_its_boundary(asked):
+    send = asked(max_request_size=10 << 20)
+    for boundary, replayed in (("one", False), ("two", True)):
+        body = b'--B\r\nContent-Disposition: form-data; name="a"\r\n\r\n%b\r\n--B--\r\n' % (b"x" * (3 << 20))
+        body = body.replace(b"--B", b"--" + boundary.encode())
+        assert send(body, f"multipart/form-data; boundary={boundary}")[:2] == (200, replayed)
+
+
 MULTIPART = "multipart/form-data; boundary=B"
 
 
@@ -203,6 +211,7 @@ def part(disposition, value, *headers):
 @pytest.mark.parametrize("form", [
     part("name=_idempotency_key", "KEY"), part('name="_idempotency_key"', "KEY", "Content-Type: text/plain; charset=utf-8"),
     part('\tname="_idempotency_key"', "KEY"), part('name="a"', "x" * 3_000_000) + part('name="_idempotency_key"', "KEY"),
+    part('name = "_idempotency_key"', "KEY"),
     "%5fidempotency_%6Bey=KEY", "a=1&_idempotency_key=KEY&a=2", "a=" + "x" * 3_000_000 + "&_idempotency_key=KEY"])
 def test_a_guard_that_is_optional_runs_for_a_form_that_has_a_key(asked, form):
     send = asked(key=None, required=False, max_request_size=10 << 20)

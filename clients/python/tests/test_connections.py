@@ -295,6 +295,28 @@ def test_a_fork_while_another_thread_holds_a_lock(database, shared):
         thread.join()
 
 
+def test_a_fork_during_a_request(database):
+    """A duplicate in the child does not wait for the request in its own copy of the parent's memory."""
+    running, release, idem, key = threading.Event(), threading.Event(), Idempotency(""), new_key()
+
+    def handler(tx):
+        running.set()
+        release.wait(30)
+        return Response(201)
+
+    thread = threading.Thread(target=idem.request, args=("u", key, handler), kwargs={"wait": "30s"})
+    thread.start()
+    running.wait()
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            os._exit(int(not idem.request("u", key, handler, wait="30s").replayed))
+        os._exit(2)
+    release.set()
+    thread.join()
+    assert ends_within(child, 15) == 0
+
+
 def ends_within(child, seconds):
     """The exit code of a process, which is killed when the time is over."""
     until = time.monotonic() + seconds

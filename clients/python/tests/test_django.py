@@ -339,6 +339,15 @@ def test_forms(serve, Effect, effects):
     assert other.status_code == 422 and effects(key) == 1
 
 
+def test_a_view_reads_the_body_of_a_form(serve):
+    """As without the guard, which may have looked for a key in the form."""
+    made = RequestFactory().post("/o", {"text": "x", "_idempotency_key": new_key()})
+    for key in (None, new_key()):
+        found = serve(guard()(lambda request: HttpResponse(request.body + request.POST["text"].encode())))(
+            key, made.body, made.META["CONTENT_TYPE"])
+        assert (found.status_code, found.content) == (200, made.body + b"x")
+
+
 def test_a_body_is_read_up_to_a_limit(serve):
     @guard(max_request_size=1000)
     def view(request):
@@ -623,11 +632,20 @@ def test_a_lost_commit_takes_effect_once(database, site, effects, cut):
 def test_a_connection_that_the_server_has_ended_is_replaced(site):
     from pg_idempotency.django_orm import Django
 
-    idem = Idempotency(Django("kept"))
+    idem, runs = Idempotency(Django("kept")), []
     idem.once("kept", new_key())
-    with connections["kept"].cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        pid = cursor.fetchone()[0]
-    with psycopg.connect("", autocommit=True) as other:
-        assert other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,)).fetchone()[0]
+
+    def end():
+        with connections["kept"].cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            pid = cursor.fetchone()[0]
+        with psycopg.connect("", autocommit=True) as other:
+            assert other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,)).fetchone()[0]
+
+    def pay(job):
+        job.step("charge", lambda step: end() or runs.append(1))
+        return Response(201)
+
+    end()
     assert idem.request("u", new_key(), lambda tx: Response()).stored
+    assert idem.job("u", new_key(), pay).status == 201 and runs == [1]

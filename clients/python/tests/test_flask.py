@@ -6,6 +6,7 @@ import io
 import sys
 import time
 import weakref
+from contextlib import nullcontext
 
 import psycopg
 import pytest
@@ -489,7 +490,7 @@ def test_a_form_that_was_read_before_the_guard_is_compared(idem):
         assert (found[1].text, replayed(found[1])) == ("1", True)
 
 
-@pytest.mark.parametrize("ends", ["reused", "raised", "refused"])
+@pytest.mark.parametrize("ends", ["reused", "raised", "refused", "in progress", "invalid"])
 def test_a_request_is_freed_when_it_ends(idem, ends):
     """With its body, by the last reference, and not by the garbage collector later."""
     requests = []
@@ -498,18 +499,23 @@ def test_a_request_is_freed_when_it_ends(idem, ends):
         requests.append(weakref.ref(request._get_current_object()))
         return "u" if ends != "refused" else abort(401)
 
-    app, key = shop(idem, lambda: abort(409) if ends == "raised" else "ok", scope=scope), new_key()
+    app, key = shop(idem, lambda: abort(409) if ends == "raised" else "ok", scope=scope), new_key() if ends != "invalid" else "k"
+    other = Idempotency("")
     # Flask itself keeps an abort() that the application does not answer.
     app.register_error_handler(HTTPException, lambda error: ("no", error.code))
-    ask(app, b"{}", key, 2)
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(5):
-            ask(app, b"x", key, 1)
-        assert len(requests) == 6 and [request() for request in requests[:-1]] == [None] * 5
-    finally:
-        gc.enable()
+    with other.transaction() if ends == "in progress" else nullcontext() as tx:
+        assert tx is None or other.on(tx).claim("u", key).outcome == "new"
+        ask(app, b"{}", key, 2)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(5):
+                ask(app, b"x", key, 1)
+            assert len(requests) == 6 and [request() for request in requests[:-1]] == [None] * 5
+        finally:
+            gc.enable()
+            if tx is not None:
+                other.on(tx).release("u", key)
 
 
 # More

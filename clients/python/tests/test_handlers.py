@@ -6,6 +6,7 @@ import threading
 import time
 from datetime import timedelta
 
+import anyio
 import psycopg
 import pytest
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
@@ -372,3 +373,33 @@ def test_an_exception_of_a_signal_handler_leaves_no_handler_open(pool):
         sys.setprofile(None)
     assert len(seen) == 1
     assert idem.request("u", new_key(), lambda tx: Response()).stored
+
+
+def test_a_timeout_after_a_time_limit_of_the_handler(asynchronously):
+    """anyio 3 counts its own cancellations for ever."""
+    async def handler(tx):
+        with anyio.move_on_after(0.05):
+            await asyncio.sleep(30)
+        await asyncio.sleep(30)
+
+    async def test(idem, pool):
+        for _ in range(2):
+            with pytest.raises(TimedOut):
+                await asyncio.create_task(idem.request("u", new_key(), handler, timeout="300 ms"))
+
+    asynchronously(test)
+
+
+def test_a_serialization_failure_in_a_task_group_runs_again(asynchronously):
+    runs = []
+
+    async def handler(tx):
+        runs.append(1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail(tx) if len(runs) == 1 else asyncio.sleep(0))
+        return Response(201)
+
+    async def fail(tx):
+        await tx.execute("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
+
+    assert asynchronously(lambda idem, pool: idem.request("u", new_key(), handler)).status == 201 and len(runs) == 2

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 
+import anyio
 import pytest
 from proxy import Proxy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
@@ -511,3 +512,21 @@ def test_a_duplicate_of_a_running_job_learns_when_to_come_again(idem):
 
         idem.job("u", key, work, lease=lease)
         assert set(found) <= seconds and found
+
+
+def test_a_job_that_a_cancel_scope_ends_can_run_again_at_once(asynchronously):
+    """anyio cancels each await of the task again."""
+    key = new_key()
+
+    async def slow(job):
+        await anyio.sleep(30)
+
+    async def test(idem, pool):
+        with anyio.move_on_after(0.3):
+            await idem.job("u", key, slow)
+        return (await idem.job("u", key, lambda job: job.finish(done), wait="5s")).status
+
+    async def done(tx):
+        return Response(201)
+
+    assert asynchronously(test) == 201

@@ -13,9 +13,10 @@ import pytest
 from proxy import Proxy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from pg_idempotency import (AsyncIdempotency, Idempotency, InProgress, KeyInvalid, KeyReused, RateLimited, Response,
+from pg_idempotency import (AsyncIdempotency, Idempotency, IdempotencyError, InProgress, KeyInvalid, KeyReused, RateLimited, Response,
                             TransactionEnded, new_key)
-from pg_idempotency.http import Guard
+from pg_idempotency.http import Answer, Exchange, Guard, guarded
+from pg_idempotency.runtimes import run
 
 
 def effect(name, response=Response(201, "done", {"Link": ["a", "b"]})):
@@ -386,6 +387,24 @@ def test_a_replay_does_not_wait_for_its_rollback(idem, asynchronously):
     asynchronously(test)
 
 
+@pytest.mark.parametrize("ends", ["is lost", "does not come"])
+def test_commit_without_an_answer_and_without_a_key_is_no_invitation_to_retry(database, monkeypatch, ends):
+    """Nobody can find out whether it has succeeded."""
+    monkeypatch.setattr("pg_idempotency.core.ANSWER_LIMIT", 1)
+    monkeypatch.setattr("pg_idempotency.postgres.CANCEL_LIMIT", 0.5)
+    proxy = Proxy()
+    with ConnectionPool(proxy.conninfo, min_size=1) as pool:
+        exchange = Exchange(Idempotency(pool), "POST", "/", [], None)
+        if ends == "is lost":
+            proxy.cut = "after"
+        else:
+            proxy.silence = b"COMMIT"
+        with pytest.raises(IdempotencyError, match="not known"):
+            run(guarded(exchange, Guard(scope=lambda request: "u", required=False), None, lambda: "u", lambda: None,
+                        lambda access, tries: Answer(201, [], b"")))
+    proxy.close()
+
+
 @pytest.mark.parametrize("cut", ["before", "after"])
 def test_commit_without_an_answer(database, effects, cut):
     """The next claim waits until the lost session has ended, even if no duplicate is allowed to wait."""
@@ -657,12 +676,12 @@ def test_what_was_never_awaited_is_no_success(asynchronously, effects, forgets):
             async with idem.transaction() as tx:
                 await forget(tx)
 
-        for run in (lambda: idem.request("u", key, forget), lambda: within(None)):
+        for call in (lambda: idem.request("u", key, forget), lambda: within(None)):
             if forgets == "nothing":
-                await run()
+                await call()
                 continue
             with pytest.raises(TypeError, match=r"(execute|executemany|set_autocommit|on\(tx\).(publish|once))\(\) was not awaited"):
-                await run()
+                await call()
             assert effects(key) == 0 and (await idem.lookup("u", key)).state is None
         assert effects(key) == (8 if forgets == "nothing" else 0)
 

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import psycopg
 import pytest
@@ -15,6 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, declarative_base, scoped_session, sessionmaker
 
 from pg_idempotency import AsyncIdempotency, Idempotency, Response, TimedOut, TransactionEnded, new_key
+from pg_idempotency.http import Exchange, Guard, guarded
+from pg_idempotency.postgres import scope_is_elsewhere
+from pg_idempotency.runtimes import run
 from pg_idempotency.sqlalchemy import SQLAlchemy
 
 INSERT = text("INSERT INTO effects VALUES (:name)")
@@ -534,3 +537,83 @@ def test_a_handle_without_a_transaction_is_refused(engine, core):
     with engine.begin() as connection:
         assert core.on(connection).once("s", key)
     assert core.once_at("s", key)
+
+
+def test_a_step_keeps_its_value_when_its_connection_is_lost(database):
+    runs, key = [], new_key()
+
+    def pay(job):
+        def charge(step):
+            runs.append(1)
+            with psycopg.connect("", autocommit=True) as connection:
+                connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'lost_in_a_step'")
+                while connection.execute("SELECT 1 FROM pg_stat_activity WHERE application_name = 'lost_in_a_step'").fetchone():
+                    time.sleep(0.02)
+
+        job.step("charge", charge)
+        return Response(201)
+
+    engine = create_engine("postgresql+psycopg2://?application_name=lost_in_a_step")
+    assert Idempotency(SQLAlchemy(engine)).job("u", key, pay).status == 201 and runs == [1]
+    engine.dispose()
+
+
+def test_an_asynchronous_step_keeps_its_value_when_its_connection_is_lost(database):
+    runs, key = [], new_key()
+
+    async def pay(job):
+        async def charge(step):
+            runs.append(1)
+            async with await psycopg.AsyncConnection.connect("", autocommit=True) as connection:
+                await connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'lost'")
+            await asyncio.sleep(0.2)
+
+        await job.step("charge", charge)
+        return Response(201)
+
+    async def test():
+        engine = create_async_engine("postgresql+asyncpg://", connect_args={"server_settings": {"application_name": "lost"}})
+        result = await AsyncIdempotency(SQLAlchemy(engine)).job("u", key, pay)
+        await engine.dispose()
+        return result.status
+
+    assert asyncio.run(test()) == 201 and runs == [1]
+
+
+@pytest.mark.parametrize("kind", ["refused", "exhausted"])
+def test_over_http_a_database_that_is_not_available_is_503(database, kind):
+    engine = create_engine("postgresql+psycopg2://?host=/nowhere" if kind == "refused" else "postgresql+psycopg2://",
+                           pool_size=1, max_overflow=0, pool_timeout=0.1)
+    exchange = Exchange(Idempotency(SQLAlchemy(engine)), "POST", "/", [new_key()], None)
+    exchange.whole = True
+    with engine.connect() if kind == "exhausted" else nullcontext():
+        answer = run(guarded(exchange, Guard(scope=lambda request: "u"), None, lambda: "u", lambda: None, lambda access, tries: None))
+    assert (answer.status, dict(answer.headers)["Retry-After"]) == (503, "1")
+    engine.dispose()
+
+
+@pytest.mark.parametrize("error", [psycopg.OperationalError("refused"), ConnectionError("of a service that knows the users")])
+def test_over_http_the_framework_answers_what_the_scope_raises(idem, error):
+    def scope(request):
+        raise error
+
+    exchange = Exchange(idem, "POST", "/", [new_key()], None)
+    with pytest.raises(type(error)):
+        run(guarded(exchange, Guard(scope=scope), None, lambda: scope(None), lambda: None, lambda access, tries: None))
+
+
+ELSEWHERE = "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'elsewhere', SCHEMA = 'idem_guard'; END $$"
+
+
+def test_a_scope_that_has_moved_is_found_again(database, engine):
+    async def of_asyncpg():
+        engine = create_async_engine("postgresql+asyncpg://")
+        async with engine.connect() as connection:
+            with pytest.raises(DBAPIError) as raised:
+                await connection.execute(text(ELSEWHERE))
+        await engine.dispose()
+        return raised.value
+
+    with engine.connect() as connection, pytest.raises(DBAPIError) as raised:
+        connection.execute(text(ELSEWHERE))
+    assert scope_is_elsewhere(raised.value) and scope_is_elsewhere(asyncio.run(of_asyncpg()))

@@ -661,7 +661,7 @@ def test_a_body_is_read_behind_the_key_and_the_scope_and_up_to_a_limit(asynchron
     asynchronously(test)
 
 
-@pytest.mark.parametrize("ends", ["reused", "raised", "refused"])
+@pytest.mark.parametrize("ends", ["reused", "raised", "refused", "invalid"])
 def test_a_request_is_freed_when_it_ends(asynchronously, ends):
     """With its body, by the last reference, and not by the garbage collector later."""
     async def test(idem, pool):
@@ -673,12 +673,12 @@ def test_a_request_is_freed_when_it_ends(asynchronously, ends):
             return PlainTextResponse("ok")
 
         def scope(request):
-            requests.append(weakref.ref(request))
+            requests.append((weakref.ref(request), weakref.ref(request.scope["pg_idempotency"])))
             if ends == "refused":
                 raise HTTPException(401)
             return "u"
 
-        app, key = shop(idem, order, scope=scope), new_key()
+        app, key = shop(idem, order, scope=scope), new_key() if ends != "invalid" else "k"
         await ask(app, key)
         gc.collect()
         gc.disable()
@@ -686,7 +686,7 @@ def test_a_request_is_freed_when_it_ends(asynchronously, ends):
             for _ in range(5):
                 await ask(app, key, body=b"x")
             # asyncio may still have the last one.
-            assert len(requests) == 6 and [request() for request in requests[:-1]] == [None] * 5
+            assert len(requests) == 6 and {one() for pair in requests[:-1] for one in pair} == {None}
         finally:
             gc.enable()
 

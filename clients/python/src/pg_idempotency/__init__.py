@@ -1,8 +1,7 @@
 """
 pg_idempotency: requests, jobs, clicks and messages that take effect once.
 
-The client of the PostgreSQL extension "idempotency", for psycopg 3.  See
-README.md for a page of examples.
+The client of the PostgreSQL extension "idempotency", for psycopg 3.  See README.md for a page of examples.
 """
 
 from .client import AsyncIdempotency, AsyncJob, Idempotency, SyncJob

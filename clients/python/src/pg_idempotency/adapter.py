@@ -1,9 +1,8 @@
 """
 The interface between the core and an ORM: a session over one of its connections.
 
-A subclass begins, sends, commits and rolls back as its ORM does.  This class keeps the
-promises that all of them share: no success after an error that the handler has caught,
-and a connection that another thread can end.
+A subclass begins, sends, commits and rolls back as its ORM does.  This class keeps the promises that all of them share: no success
+after an error that the handler has caught, and a connection that another thread can end.  PsycopgSession has the same interface.
 """
 
 from __future__ import annotations
@@ -23,11 +22,16 @@ PROBE: Statement[Any] = Statement("pg_catalog.now", (), ("r",), lambda rows: Non
 
 class AdapterSession:
     failed = stores_utf8 = False            # the server says so at the next statement; it is not asked before
-    open = is_async = False
+    """In a transaction that can only be rolled back; any text can be stored as text."""
+    open = False
+    """In a transaction that may still commit."""
+    is_async = False
 
     def __init__(self, schema: str) -> None:
         self.handle: Any = None
+        """The argument of a handler."""
         self.lost = False
+        """The connection is gone."""
         self._is_aborted = False
         self._schema = schema
 
@@ -71,16 +75,19 @@ class AdapterSession:
         result: T = await self.commit(statement)
         return result
 
-    async def begin(self, statement: Statement[T] | None) -> Any:
+    async def begin(self, statement: Statement[Any] | None) -> Any:
+        """BEGIN and the statement."""
         handle = await self._sent(self._begin)
         result = await self._performed(statement) if statement else None
         self.handle = handle
         return result
 
     async def revoke_handle(self) -> None:
+        """Wait for the statement that the handle is in, and refuse all later ones."""
         await self._sent(self._flush)
 
-    async def commit(self, statement: Statement[T] | None) -> Any:
+    async def commit(self, statement: Statement[Any] | None) -> Any:
+        """The statement and COMMIT."""
         # COMMIT after an error that the handler has caught would be a rollback without an error.
         result = await self._performed(PROBE if statement is None else statement)
         await self._sent(self._commit)
@@ -121,11 +128,11 @@ class AdapterSession:
         except Exception as error:
             self.lost = self.lost or self._is_gone(error)
             if sqlstate(error) == FAILED_TRANSACTION:
-                raise TransactionEnded("the handler continued after an error of the database, which undid its "
-                                       "work") from error
+                raise TransactionEnded("the handler continued after an error of the database, which undid its work") from error
             raise
 
     def ended(self) -> bool:
+        """The server has ended the session, even if no statement has failed yet."""
         return False                        # the next statement fails
 
     async def abort(self) -> bool:
@@ -141,3 +148,6 @@ class AdapterSession:
         finally:
             postgres.cut(driver)
         return self.is_async
+
+
+Session = AdapterSession | postgres.PsycopgSession

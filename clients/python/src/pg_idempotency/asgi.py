@@ -74,9 +74,9 @@ class IdempotencyMiddleware:
         async def reading() -> Event:
             guard = getattr(exchange.scope.get("endpoint"), GUARD, None)
             if guard is not None and exchange.limit is None:        # FastAPI reads the body before the guard runs
-                exchange.most_kept = max(exchange.most_kept, guard.max_request_size if exchange.may_have_form_key else 0)
-            if guard is not None and exchange.limit is None and exchange.exceeds(guard):
-                raise HTTPException(413, f"The body of this request is larger than {guard.max_request_size} bytes.")
+                exchange.keep(guard.max_request_size)
+                if exchange.exceeds(guard):
+                    raise HTTPException(413, f"The body of this request is larger than {guard.max_request_size} bytes.")
             event = await receive()
             if event["type"] == "http.request":
                 exchange.read(event.get("body", b""))
@@ -94,7 +94,10 @@ class IdempotencyMiddleware:
                 await send(event)
 
         scope[KEY], exchange.scope = exchange, scope
-        await self.app(scope, reading, sending)
+        try:
+            await self.app(scope, reading, sending)
+        finally:
+            exchange.scope = {}                     # a cycle would keep the body until a garbage collection
 
 
 def response_of(answer: Answer, background: Any = None) -> Response:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .core import Call, Core, Job, Response, Result, Step, hash_of, stores
 from .functions import AsyncFunctions, Interval, Statement, SyncFunctions, as_interval
@@ -18,6 +18,9 @@ from .telemetry import Outcome, Telemetry, Tracing
 from .transaction_handle import unawaited_of
 
 T = TypeVar("T")
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+JobFunction = TypeVar("JobFunction", bound=Callable[..., Any])
+Ended = TypeVar("Ended")
 
 
 class SyncJob(Job):
@@ -64,8 +67,7 @@ class AsyncOnHandle(AsyncFunctions):
         return unawaited.follow(f"on(tx).{statement.function.removeprefix('idem_')}", call) if unawaited else call()
 
 
-def servers_of(source: Any, schema: str, shards: Callable[[str], Any] | None, runtime: Runtime,
-               max_waiters: int | None) -> Servers:
+def servers_of(source: Any, schema: str, shards: Callable[[str], Any] | None, runtime: Runtime, max_waiters: int | None) -> Servers:
     """If there are shards, the source is their router."""
     def make_server(source: Any) -> Server:
         make_backend = getattr(source, "backend", None)
@@ -81,7 +83,7 @@ def chosen(name: str, interval: Interval, ms: float | None = None, default: Inte
     """The interval of a call, or the client's.  Raises an error if it makes no sense for a request or a job."""
     if interval is None and ms is None:
         return default
-    found = as_interval(name, interval, ms)[2]
+    found = as_interval(name, interval, ms)
     if name == "ttl" and seconds(found) == 0:
         raise ValueError("ttl must not be 0, because the claim would expire before the response is stored: a duration is like "
                          "'24 hours'; omit ttl for the server's default")
@@ -110,10 +112,9 @@ class Defaults:
         self._timeout = timeout_seconds(None if timeout is DEFAULT_TIMEOUT else timeout, timeout_ms)
 
     def call(self, scope: str, key: str, *, request_hash: bytes | Statement[bytes] | None = None, method: str | None = None,
-             path: str | None = None, body: str | bytes | None = None, ttl: Interval = None,
-             ttl_ms: float | None = None, wait: Interval = None, wait_ms: float | None = None,
-             lease: Interval = None, lease_ms: float | None = None, timeout: Interval = None,
-             timeout_ms: float | None = None, store: Callable[[int], bool] = stores,
+             path: str | None = None, body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
+             wait: Interval = None, wait_ms: float | None = None, lease: Interval = None, lease_ms: float | None = None,
+             timeout: Interval = None, timeout_ms: float | None = None, store: Callable[[int], bool] = stores,
              max_response_size: int | None = None, as_text: bool = False) -> Call:
         """A request, with the client's defaults for the options that are None."""
         if not isinstance(scope, str) or not scope:
@@ -126,18 +127,45 @@ class Defaults:
                     DEFAULT_TIMEOUT.total_seconds() if bound is None and self._is_default else bound, store, max_response_size, as_text)
 
 
-class Idempotency(Defaults, SyncFunctions):
+class _Client(Defaults, Generic[Handler, JobFunction, Ended]):
+    """The methods that differ only in their types: Ended is a Result, or a coroutine of one."""
+
+    def _ended(self, work: Coroutine[Any, Any, Result]) -> Ended:
+        raise NotImplementedError
+
+    def request(self, scope: str, key: str, handler: Handler, *, request_hash: bytes | None = None, method: str | None = None,
+                path: str | None = None, body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
+                wait: Interval = None, wait_ms: float | None = None, timeout: Interval = None, timeout_ms: float | None = None,
+                store: Callable[[int], bool] = stores) -> Ended:
+        """Claim, handler(transaction's connection), complete and COMMIT, in one transaction.
+
+        Serialization failures and deadlocks run it again.  Raises InProgress, KeyReused, KeyExpired, KeyInvalid,
+        RateLimited, TimedOut, and what the handler raises, after the transaction was rolled back."""
+        return self._ended(self.core.request(self._call(locals()), handler))
+
+    def job(self, scope: str, key: str, function: JobFunction, *, request_hash: bytes | None = None, method: str | None = None,
+            path: str | None = None, body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
+            wait: Interval = None, wait_ms: float | None = None, lease: Interval = None, lease_ms: float | None = None,
+            timeout: Interval = None, timeout_ms: float | None = None, store: Callable[[int], bool] = stores) -> Ended:
+        """A claim that commits, steps, and a last one that completes.
+
+        Raises as request() does, and ClaimLost when another claimant has taken over."""
+        return self._ended(self.core.job(self._call(locals()), function, self.job_class))
+
+    def _call(self, given: Mapping[str, Any]) -> Call:
+        """given: the arguments of a method, as locals() has them."""
+        return self.call(**{name: one for name, one in given.items() if name not in ("self", "handler", "function")})
+
+
+class Idempotency(_Client[Callable[[Any], Response], Callable[[SyncJob], Any], Result], SyncFunctions):
     """The client for synchronous programs.
 
-    source is a pool with .connection(), a function that returns a connection
-    in a context manager, a connection string, or an adapter such as
-    pg_idempotency.sqlalchemy.SQLAlchemy.  Each method is a transaction
-    of its own; on(handle) has the same methods for your transaction.
+    source is a pool with .connection(), a function that returns a connection in a context manager, a connection string, or an adapter
+    such as pg_idempotency.sqlalchemy.SQLAlchemy.  Each method is a transaction of its own; on(handle) has the same methods for your
+    transaction.
 
-    With several servers, source is the router's.  shards(conninfo) is called
-    once for each connection string that the router names, which has no user and
-    no password, and returns what source may be.  schema is the extension's there,
-    and max_waiters each server's.
+    With several servers, source is the router's.  shards(conninfo) is called once for each connection string that the router names,
+    which has no user and no password, and returns what source may be.  schema is the extension's there, and max_waiters each server's.
 
     on_outcome is called after each request and job, with its Outcome; tracing is an object such as
     pg_idempotency.opentelemetry.OpenTelemetry().
@@ -148,57 +176,31 @@ class Idempotency(Defaults, SyncFunctions):
     def _perform(self, statement: Statement[T]) -> T:
         return run(self.core.perform(statement))
 
+    def _ended(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return run(work)
+
     def on(self, handle: Any) -> SyncFunctions:
-        """The functions on a psycopg connection or cursor, or an SQLAlchemy
-        Connection or Session, in the transaction that it is in."""
+        """The functions on a psycopg connection or cursor, or an SQLAlchemy Connection or Session, in the transaction that it is in."""
         return OnHandle(handle, self.schema, self.core)
 
     def transaction(self, scope: str | None = None) -> AbstractContextManager[Any]:
         """A connection in a transaction, which is committed at the end and rolled back after an error.
 
-        With several servers it is where the scope lives, and the scope is needed.
-        It has no timeout, and nothing runs it again."""
+        With several servers it is where the scope lives, and the scope is needed.  It has no timeout, and nothing runs it again."""
         return synchronous(self.core.open_transaction(scope))
 
-    def request(self, scope: str, key: str, handler: Callable[[Any], Response], *,
-                request_hash: bytes | None = None, method: str | None = None, path: str | None = None,
-                body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
-                wait: Interval = None, wait_ms: float | None = None, timeout: Interval = None,
-                timeout_ms: float | None = None, store: Callable[[int], bool] = stores) -> Result:
-        """Claim, handler(transaction's connection), complete and COMMIT, in one transaction.
 
-        Serialization failures and deadlocks run it again.  Raises InProgress,
-        KeyReused, KeyExpired, KeyInvalid, RateLimited, TimedOut, and what the
-        handler raises, after the transaction was rolled back."""
-        return run(self.core.request(
-            self.call(scope, key, request_hash=request_hash, method=method, path=path, body=body, ttl=ttl,
-                      ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, timeout=timeout, timeout_ms=timeout_ms, store=store),
-            handler))
-
-    def job(self, scope: str, key: str, function: Callable[[SyncJob], Any], *,
-            request_hash: bytes | None = None, method: str | None = None, path: str | None = None,
-            body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
-            wait: Interval = None, wait_ms: float | None = None, lease: Interval = None,
-            lease_ms: float | None = None, timeout: Interval = None, timeout_ms: float | None = None,
-            store: Callable[[int], bool] = stores) -> Result:
-        """A claim that commits, steps, and a last one that completes.
-
-        Raises as request() does, and ClaimLost when another claimant has
-        taken over."""
-        return run(self.core.job(
-            self.call(scope, key, request_hash=request_hash, method=method, path=path, body=body, ttl=ttl,
-                      ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, lease=lease, lease_ms=lease_ms,
-                      timeout=timeout, timeout_ms=timeout_ms, store=store),
-            function, SyncJob))
-
-
-class AsyncIdempotency(Defaults, AsyncFunctions):
+class AsyncIdempotency(_Client[Callable[[Any], Awaitable[Response]], Callable[[AsyncJob], Awaitable[Any]],
+                               Coroutine[Any, Any, Result]], AsyncFunctions):
     """The client for asyncio: as Idempotency, with coroutines.  shards may be one, too."""
 
     job_class, runtime_class = AsyncJob, AsyncRuntime
 
     async def _perform(self, statement: Statement[T]) -> T:
         return await self.core.perform(statement)
+
+    def _ended(self, work: Coroutine[Any, Any, Result]) -> Coroutine[Any, Any, Result]:
+        return work
 
     def on(self, handle: Any) -> AsyncFunctions:
         """The functions on a psycopg AsyncConnection or AsyncCursor, or an
@@ -208,27 +210,3 @@ class AsyncIdempotency(Defaults, AsyncFunctions):
     def transaction(self, scope: str | None = None) -> AbstractAsyncContextManager[Any]:
         """See Idempotency.transaction()."""
         return self.core.open_transaction(scope)
-
-    async def request(self, scope: str, key: str, handler: Callable[[Any], Awaitable[Response]], *,
-                      request_hash: bytes | None = None, method: str | None = None, path: str | None = None,
-                      body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
-                      wait: Interval = None, wait_ms: float | None = None, timeout: Interval = None,
-                      timeout_ms: float | None = None, store: Callable[[int], bool] = stores) -> Result:
-        """See Idempotency.request()."""
-        return await self.core.request(
-            self.call(scope, key, request_hash=request_hash, method=method, path=path, body=body, ttl=ttl,
-                      ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, timeout=timeout, timeout_ms=timeout_ms, store=store),
-            handler)
-
-    async def job(self, scope: str, key: str, function: Callable[[AsyncJob], Awaitable[Any]], *,
-                  request_hash: bytes | None = None, method: str | None = None, path: str | None = None,
-                  body: str | bytes | None = None, ttl: Interval = None, ttl_ms: float | None = None,
-                  wait: Interval = None, wait_ms: float | None = None, lease: Interval = None,
-                  lease_ms: float | None = None, timeout: Interval = None, timeout_ms: float | None = None,
-                  store: Callable[[int], bool] = stores) -> Result:
-        """See Idempotency.job()."""
-        return await self.core.job(
-            self.call(scope, key, request_hash=request_hash, method=method, path=path, body=body, ttl=ttl,
-                      ttl_ms=ttl_ms, wait=wait, wait_ms=wait_ms, lease=lease, lease_ms=lease_ms,
-                      timeout=timeout, timeout_ms=timeout_ms, store=store),
-            function, AsyncJob)

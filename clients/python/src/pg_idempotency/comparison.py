@@ -1,9 +1,8 @@
 """
-Which requests are the same: how the body of a request is compared with that of the first
-request under its key.
+Which requests are the same: how the body of a request is compared with that of the first request under its key.
 
-A body of JSON is compared in canonical form (RFC 8785), which the server makes of it, a
-multipart form without its boundary, and any other body by its bytes.
+A body of JSON is compared in canonical form (RFC 8785), which the server makes of it, a multipart form without its
+boundary, and any other body by its bytes.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ Such a body is compared by its bytes."""
 Fingerprint = Callable[[Any, bytes], bytes | str] | Sequence[str]
 
 _JSON = re.compile(r"application/([^;]*\+)?json\s*(;(?!\s*charset\s*=(?!\s*\"?utf-?8\"?\s*(;|$)))[^;]*)*", re.IGNORECASE)
-_MULTIPART = re.compile(r"multipart/form-data\b.*;\s*boundary=(?:\"([^\"]+)\"|([^\s;]+))", re.IGNORECASE)
+_MULTIPART = re.compile(r"multipart/form-data\b.*;\s*boundary\s*=\s*(?:\"([^\"]+)\"|([^\s;]+))", re.IGNORECASE)
 _DISPOSITION = re.compile(rb"^content-disposition:[ \t]*form-data[ \t]*(;[^\r\n]*)", re.IGNORECASE | re.MULTILINE)
-_NAME = re.compile(rb";[ \t]*name=(?:\"([^\"]*)\"|([^\";\s]+))", re.IGNORECASE)
-_FILE = re.compile(rb";[ \t]*filename\*?=", re.IGNORECASE)
+_NAME = re.compile(rb";[ \t]*name[ \t]*=[ \t]*(?:\"([^\"]*)\"|([^\";\s]+))", re.IGNORECASE)
+_FILE = re.compile(rb";[ \t]*filename\*?[ \t]*=", re.IGNORECASE)
 _FORM = re.compile(r"application/x-www-form-urlencoded\b", re.IGNORECASE)
 
 
@@ -73,8 +72,7 @@ def left_out(fingerprint: Fingerprint | None) -> list[list[str]]:
     return [[part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]] for pointer in fingerprint]
 
 
-def hash_of_body(method: str, path: str, content_type: str, body: bytes,
-                 paths: Sequence[Sequence[str]] = ()) -> bytes | Statement[bytes]:
+def hash_of_body(method: str, path: str, content_type: str, body: bytes, paths: Sequence[Sequence[str]] = ()) -> bytes | Statement[bytes]:
     """The hash of a request whose body was kept, without these members of a JSON document."""
     if _JSON.fullmatch(content_type) and body and b"\0" not in body:
         try:

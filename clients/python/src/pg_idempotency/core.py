@@ -1,10 +1,8 @@
 """
 request() and job(), once for both runtimes.
 
-A request is one transaction: claim, handler, complete, COMMIT, and only then
-the response.  A job is several: the claim commits, each step's value is
-committed as a checkpoint, and the last step commits together with the
-response.  Nothing here knows of HTTP.
+A request is one transaction: claim, handler, complete, COMMIT, and only then the response.  A job is several: the claim commits,
+each step's value is committed as a checkpoint, and the last step commits together with the response.  Nothing here knows of HTTP.
 """
 
 from __future__ import annotations
@@ -13,25 +11,24 @@ import functools
 import json
 import random
 import re
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from . import functions
+from .adapter import Session
 from .errors import (ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyReused, NotFinished,
                      ScopeMoving, TimedOut, TransactionEnded, sqlstate)
-from .functions import (Headers, HeldClaim, Interval, Statement, as_json, held, json_text, make, scope_of,
-                        without_defaults)
+from .functions import (Headers, HeldClaim, Interval, Statement, as_json, held, json_text, make, scope_of, without_defaults)
 from .handlers import Deadline, in_handler, refuse_nested
 from .intervals import seconds
 from .keys import request_hash, step_key
-from .postgres import Session, connection_lost, pool_exhausted, scope_is_elsewhere
+from .postgres import connection_lost, pool_exhausted, scope_is_elsewhere
 from .shards import MOVE_WAIT, Server, Servers
-from .runtimes import ABORT_DELAY, Background, Runtime, answered, maybe_await
+from .runtimes import ABORT_DELAY, Runtime, Work, answered, maybe_await
 from .telemetry import TRACEPARENT, Progress, Telemetry
 from .transaction_handle import Unawaited
 
@@ -84,9 +81,8 @@ class Response:
 class Result:
     """The return value of request() and job().
 
-    outcome is "new", "replay" or "erased"; stored says whether a duplicate
-    will get this response, which one that is too large is not; replayed
-    whether this is one.
+    outcome is "new", "replay" or "erased"; stored says whether a duplicate will get this response, which one that is too
+    large is not; replayed whether this is one.
     """
 
     outcome: str
@@ -148,24 +144,21 @@ class Call:
         return held(make["claim"].make(None, self.scope, self.key, self.request_hash, ttl=self.ttl, lease=self.lease,
                                        wait=self.wait if wait else None))
 
-    def complete(self, session: Session, response: Response, token: int | None,
-                 limit: int) -> tuple[Statement[bool], bool]:
+    def complete(self, session: Session, response: Response, token: int | None, limit: int) -> tuple[Statement[bool], bool]:
         """The statement that stores the response, and whether it stores all of it: a document replaces a response that is too large."""
-        if self.as_text and isinstance(response.body, bytes) and session.stores_utf8 and b"\0" not in response.body:
-            try:
-                response = replace(response, body=response.body.decode())
-            except UnicodeDecodeError:
-                pass
-        headers = self._stored_headers(response)
-        size = len(response.body.encode() if isinstance(response.body, str) else response.body or b"")
+        body, headers = response.body, self._stored_headers(response)
+        size = len(body.encode() if isinstance(body, str) else body or b"")
+        if self.as_text and isinstance(body, bytes) and session.stores_utf8 and b"\0" not in body:
+            with suppress(UnicodeDecodeError):
+                body = body.decode()
         limit = limit if self.max_response_size is None else min(limit, self.max_response_size)
         whole = max(size, len(headers or "")) <= limit
         if not whole:
             response = problem("response-not-stored", "Response not stored", response.status,
                                f"The response to this request was larger than the {limit} bytes that may be stored.")
-            headers = self._stored_headers(response)
+            body, headers = response.body, self._stored_headers(response)
         return without_defaults(make["complete"].make(
-            None, self.scope, self.key, response.status, response.body,
+            None, self.scope, self.key, response.status, body,
             None if headers is None else functions.JsonText(headers), token)), whole
 
     def _stored_headers(self, response: Response) -> str | None:
@@ -205,6 +198,14 @@ def stored_response(outcome: str, found: HeldClaim | functions.Lookup, progress:
     return Result(outcome, found.response_status or 0, body, headers, replayed, True)
 
 
+def in_progress(lease_seconds: float | None) -> InProgress:
+    error = InProgress("the request is running")
+    if lease_seconds is not None:
+        # Most jobs are over long before their lease.
+        error.retry_after = max(1, min(5, round(lease_seconds)))
+    return error
+
+
 def answer(claim: HeldClaim, progress: Progress) -> Result:
     """The result of a claim that is not new, or the error that it is."""
     match claim.outcome:
@@ -213,11 +214,7 @@ def answer(claim: HeldClaim, progress: Progress) -> Result:
         case "erased":
             return Result("erased", claim.response_status or 0, None, {}, True, True)
         case "in_progress":
-            error = InProgress("the request is running")
-            if claim.lease_seconds is not None:
-                # Most jobs are over long before their lease.
-                error.retry_after = max(1, min(5, round(claim.lease_seconds)))
-            raise error
+            raise in_progress(claim.lease_seconds)
         case "hash_conflict":
             raise KeyReused("the key was used for another request")
         case "expired":
@@ -229,12 +226,12 @@ class _CommitInDoubt(Exception):
     """COMMIT was sent, and the connection broke before its answer."""
 
 
+@dataclass(eq=False)
 class Flight:
     """A request that runs in this process.  Its duplicates in this process wait for it."""
 
-    def __init__(self, over: Any) -> None:
-        self.over = over
-        self.stored = False
+    over: Any
+    stored: bool = False
 
 
 class SessionLease:
@@ -246,19 +243,20 @@ class SessionLease:
         self.was_aborted = False
         self._managers = [manager]
 
-    def detach(self) -> Leave:
-        """Return what gives the session back, as __aexit__: nothing if another caller has it already."""
+    def detach(self) -> Leave | None:
+        """Return what gives the session back, as __aexit__, unless another caller has it already."""
         try:
             leave: Leave = self._managers.pop().__aexit__
             return leave
         except IndexError:
-            return _nothing
+            return None
 
     async def __aenter__(self) -> Session:
         return self.session
 
     async def __aexit__(self, *error: Any) -> Any:
-        return await self.detach()(*error)
+        leave = self.detach()
+        return await leave(*error) if leave else None
 
     async def abort(self) -> bool | None:
         """End the session of a handler that does not return, or whose session is gone, so that a pool gets it back.
@@ -272,17 +270,12 @@ class SessionLease:
                 await leave(None, None, None)
 
 
-async def _nothing(*error: Any) -> Any:
-    pass
-
-
 class Core:
     def __init__(self, servers: Servers, runtime: Runtime, telemetry: Telemetry = Telemetry()) -> None:
         self.servers = servers
         self.runtime = runtime
         self.telemetry = telemetry
         self._in_flight: dict[tuple[object, str, str, str], Flight] = {}
-        self._lock = threading.Lock()
 
     def made(self, statement: Statement[T]) -> Statement[T]:
         """A statement on the user's handle, as it is sent."""
@@ -301,22 +294,20 @@ class Core:
     async def perform_for_scope(self, scope: str, make: Callable[[Session], Statement[T]],
                                 wait_for_move: bool = True, limit: float | None = None) -> T:
         """Perform it on the server of the scope.  A statement that the server may have executed is not sent again."""
-        session_lease, result = await self._open(
+        session_lease, found = await self._open(
             scope, lambda server, session: session.perform(self.servers.pinned(make(session))), limit, False, wait_for_move)
         async with session_lease:
-            found: T = result
             return found
 
     async def _answered(self, session: Session, send: Callable[[], Any], limit: float | None) -> Any:
         return await answered(self.runtime, send, limit, session.abort)
 
-    async def _open(self, scope: str | None, first: Callable[[Server, Session], Any], limit: float | None,
-                    repeats: bool = True, wait_for_move: bool = True) -> tuple[SessionLease, Any]:
+    async def _open(self, scope: str | None, first: Callable[[Server, Session], Awaitable[T]], limit: float | None,
+                    repeats: bool = True, wait_for_move: bool = True) -> tuple[SessionLease, T]:
         """A session where the scope lives, and the result of the first statement in it.
 
-        Nothing else has run then.  So it is sent again where the scope has moved
-        away, and with repeats also where the connection was dead: a pool may
-        have kept it since the server's restart."""
+        Nothing else has run then.  So it is sent again where the scope has moved away, and with repeats also where the
+        connection was dead: a pool may have kept it since the server's restart."""
         until = time.monotonic() + (MOVE_WAIT if wait_for_move else 0)
         for last in (False, False, True):
             server = await self.servers.server_of(scope, until)
@@ -341,8 +332,9 @@ class Core:
                     raise
         raise AssertionError
 
-    async def _handled(self, session_lease: SessionLease, deadline: Deadline, handler: Callable[[Any], Any]) -> Any:
-        """The return value of the handler, within its time limit."""
+    async def _handled(self, session_lease: SessionLease, deadline: Deadline, handler: Callable[[Any], Any],
+                       what: str = "handler") -> Response:
+        """The response of the handler, within its time limit."""
         session = session_lease.session
 
         async def returned() -> Any:
@@ -362,10 +354,10 @@ class Core:
             raise
         finally:
             context.close()
-        if session_lease.was_aborted and deadline.left() == 0:
-            raise deadline.error()
         if session_lease.was_aborted:
-            raise TransactionEnded(SESSION_ENDED)
+            raise deadline.error() if deadline.left() == 0 else TransactionEnded(SESSION_ENDED)
+        if not isinstance(found, Response):
+            raise TypeError(f"the {what} returned {type(found).__name__}, not a Response")
         return found
 
     async def transaction(self, call: Call, handler: Callable[[Any], Any]) -> Result:
@@ -375,16 +367,19 @@ class Core:
 
         pin = self.servers.pin(call.scope)
 
-        async def attempt(number: int) -> Result:
+        async def attempt() -> Result:
             session_lease, _ = await self._open(call.scope, lambda server, session: session.begin(pin), ANSWER_LIMIT)
             async with session_lease as session:
                 call.progress.attempt += 1
-                response: Response = await self._handled(session_lease, deadline, handler)
+                response = await self._handled(session_lease, deadline, handler)
                 if call.commits(response.status):
                     if not session.open:
                         raise TransactionEnded("the handler ended its transaction, or continued after an error in it")
-                    with self.telemetry.span("commit"):
-                        await self._answered(session, lambda: session.commit(None), ANSWER_LIMIT)
+                    try:
+                        await self._commit(session, None)
+                    except _CommitInDoubt as in_doubt:
+                        raise IdempotencyError("the answer to COMMIT was lost: without a key, it is not known whether the request "
+                                               "was committed") from in_doubt.__cause__
                 return Result("new", response.status, response.body, response.headers, False, False)
 
         return await self.telemetry.reported("transaction", call.scope, call.progress, lambda: self._retried(attempt))
@@ -417,8 +412,7 @@ class Core:
         until = time.monotonic() + wait
         mine = Flight(self.runtime.event())
         while True:
-            with self._lock:
-                other = self._in_flight.setdefault(name, mine)
+            other = self._in_flight.setdefault(name, mine)      # one step, also for threads
             if other is mine:
                 break
             before = time.monotonic()
@@ -431,11 +425,10 @@ class Core:
             yield replace(call, wait=timedelta(seconds=max(0.0, until - time.monotonic()))), mine
         finally:
             if other is mine:
-                with self._lock:
-                    del self._in_flight[name]
+                del self._in_flight[name]
                 mine.over.set()
 
-    async def _claim(self, server: Server, call: Call, send: Callable[[Statement[HeldClaim]], Any]) -> HeldClaim:
+    async def _claim(self, server: Server, call: Call, send: Callable[[Statement[HeldClaim]], Awaitable[HeldClaim]]) -> HeldClaim:
         """Waits in the database if there is room, and not at all if there is none.  A claim in doubt always waits: for the end
         of a session that is lost, which takes no connection from a handler."""
         wait = call.in_doubt
@@ -443,29 +436,30 @@ class Core:
         before = time.monotonic()
         try:
             if not wait and seconds(call.wait):
-                wait = is_waiter = server.waiters.enter()
+                with suppress(IndexError):
+                    wait = is_waiter = server.free.pop()
             with self.telemetry.span("claim"):
-                claim: HeldClaim = await send(self.servers.pinned(call.claim(wait)))
-            return claim
+                return await send(self.servers.pinned(call.claim(wait)))
         except Exception as error:
             if wait and sqlstate(error) in ENDED_WAITS:
                 raise InProgress("the request is running, and waiting for it took too long") from error
             raise
         finally:
             if is_waiter:
-                server.waiters.leave()
+                server.free.append(True)
             if wait:
                 call.progress.waited += time.monotonic() - before
 
-    async def _retried(self, attempt: Callable[[int], Any]) -> Any:
+    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Serialization failures and deadlocks, with jitter."""
-        for number in range(1, ATTEMPTS + 1):
+        for number in range(1, ATTEMPTS):
             try:
-                return await attempt(number)
+                return await attempt()
             except Exception as error:
-                if sqlstate(error) not in RETRIED or number == ATTEMPTS:
+                if sqlstate(error) not in RETRIED:
                     raise
             await self.runtime.sleep(random.uniform(0, 0.02 * 2 ** number))
+        return await attempt()
 
     # request()
 
@@ -473,12 +467,12 @@ class Core:
         refuse_nested(self.servers.source, "request()", "tx, and the functions of on(tx)")
         return await self._flown("request", call, lambda mine: self._request(mine, handler))
 
-    async def _flown(self, name: str, call: Call, work: Callable[[Call], Any]) -> Result:
+    async def _flown(self, name: str, call: Call, work: Callable[[Call], Awaitable[Result]]) -> Result:
         async def flown() -> Result:
             if call.wait is None:
-                return await work(call)         # type: ignore[no-any-return]
+                return await work(call)
             async with self._single_flight(call) as (mine, flight):
-                result: Result = await work(mine)
+                result = await work(mine)
                 flight.stored = result.stored
                 return result
 
@@ -487,7 +481,7 @@ class Core:
     async def _request(self, call: Call, handler: Callable[[Any], Any]) -> Result:
         deadline = Deadline(call.timeout_in_transaction)
 
-        async def attempt(number: int) -> Result:
+        async def attempt() -> Result:
             now = call
             for last in (False, False, True):
                 try:
@@ -499,8 +493,7 @@ class Core:
                     now = replace(call, wait=IN_DOUBT_WAIT, in_doubt=True)
             raise AssertionError
 
-        result: Result = await self._retried(attempt)
-        return result
+        return await self._retried(attempt)
 
     async def _request_once(self, call: Call, deadline: Deadline, handler: Callable[[Any], Any]) -> Result:
         session_lease, claim = await self._open(
@@ -508,21 +501,17 @@ class Core:
         async with session_lease:
             if claim.outcome == "new":
                 return await self._run(call, session_lease, claim, deadline, handler)
-            if session_lease.server.backend.is_pool:
+            if session_lease.server.backend.is_pool and (leave := session_lease.detach()):
                 # Rolled back after the answer, so that a replay does not wait for it.
-                leave = session_lease.detach()
-                await self.runtime.defer(lambda: leave(None, None, None))
+                await self.runtime.defer(functools.partial(leave, None, None, None))
         return answer(claim, call.progress)
 
     async def _run(self, call: Call, session_lease: SessionLease, claim: HeldClaim, deadline: Deadline,
                    handler: Callable[[Any], Any]) -> Result:
         session = session_lease.session
         call.progress.attempt += 1
-        response: Response = await self._handled(session_lease, deadline, handler)
-        if not isinstance(response, Response):
-            raise TypeError(f"the handler returned {type(response).__name__}, not a Response")
+        response = await self._handled(session_lease, deadline, handler)
         if not call.commits(response.status):
-            await session.rollback()
             return Result("new", response.status, response.body, response.headers, False, False)
         is_open = session.open
         if not is_open and session.failed:
@@ -540,7 +529,7 @@ class Core:
             raise
         return Result("new", response.status, response.body, response.headers, False, whole)
 
-    async def _commit(self, session: Session, complete: Statement[bool]) -> None:
+    async def _commit(self, session: Session, complete: Statement[bool] | None) -> None:
         try:
             with self.telemetry.span("commit"):
                 await self._answered(session, lambda: session.commit(complete), ANSWER_LIMIT)
@@ -560,8 +549,7 @@ class Core:
         except TimedOut:
             raise
         except IdempotencyError:
-            raise TransactionEnded("the handler rolled its transaction back, or took longer than the ttl of its "
-                                   "claim") from None
+            raise TransactionEnded("the handler rolled its transaction back, or took longer than the ttl of its claim") from None
         raise TransactionEnded("the handler committed its transaction; the response was stored in another one")
 
     # job()
@@ -571,7 +559,7 @@ class Core:
         return await self._flown("job", call, lambda mine: self._job(mine, function, job_class))
 
     async def _job(self, call: Call, function: Callable[[Any], Any], job_class: type[Job]) -> Result:
-        async def attempt(number: int) -> Any:
+        async def attempt() -> HeldClaim:
             # If one was committed whose answer was lost, the next is in progress until the lease ends.
             session_lease, found = await self._open(
                 call.scope, lambda server, session: self._claim(server, call, session.perform), call.claim_limit)
@@ -579,18 +567,18 @@ class Core:
                 return found
 
         started = time.monotonic()
-        claim: HeldClaim = await self._retried(attempt)
+        claim = await self._retried(attempt)
         if claim.outcome != "new":
             return answer(claim, call.progress)
         call.progress.attempt = claim.attempt or 1
         job = job_class(self, call, claim, started)
-        background: list[Background] = []
+        stops: list[Work] = []
         deadline = job._deadline
         try:
             if time.monotonic() - started > job._lease / 3:
                 # The claim has waited for an unknown time: count the lease from here.
                 await job._renewed("heartbeat")
-            background = [self.runtime.start(job._heartbeat_loop), self.runtime.start(job._watch_lease)]
+            stops = [self.runtime.start(job._heartbeat_loop), self.runtime.start(job._watch_lease)]
             with self.telemetry.span("handler"):
                 returned = await self.runtime.bounded(lambda: function(job), deadline.left(), job._abort)
             if job._timed_out and job.result is None:
@@ -604,14 +592,14 @@ class Core:
             return job.result
         except BaseException as error:
             if job.result is None:
-                await job._fail(error)
+                await self.runtime.finish(functools.partial(job._fail, error))
                 if job._timed_out and isinstance(error, (ClaimLost, ScopeMoving)):
                     raise deadline.error() from error
             raise
         finally:
             job._done.set()
-            for work in background:
-                await work.stop()
+            for stop in stops:
+                await stop()
 
 
 def _as_json(name: str, found: Any) -> Any:
@@ -622,8 +610,7 @@ def _as_json(name: str, found: Any) -> Any:
         if NUL.search(text):
             raise ValueError("PostgreSQL cannot store NUL in text")
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"the step {name!r} returned a {type(found).__name__} that cannot be stored as JSON: "
-                        f"{error}") from error
+        raise TypeError(f"the step {name!r} returned a {type(found).__name__} that cannot be stored as JSON: {error}") from error
     return json.loads(text)
 
 
@@ -667,7 +654,7 @@ class Job:
 
     async def _perform(self, make: Callable[[Session], Statement[T]], limit: float | None = None) -> T:
         """With a limit, it waits neither for the move of a scope nor, after that, for a silent server."""
-        async def attempt(number: int) -> T:
+        async def attempt() -> T:
             for last in (False, False, True):
                 try:
                     return await self._core.perform_for_scope(self.scope, make, limit is None, limit or ANSWER_LIMIT)
@@ -679,14 +666,13 @@ class Job:
             raise AssertionError
 
         try:
-            result: T = await (self._while_held(attempt) if limit is None else self._core._retried(attempt))
-            return result
+            return await (self._while_held(attempt) if limit is None else self._core._retried(attempt))
         except (ClaimLost, ClaimNotFound):
             if not self._finishing and self.result is None:
                 self.lost.set()
             raise
 
-    async def _while_held(self, attempt: Callable[[int], Any]) -> Any:
+    async def _while_held(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Retry while the scope is being moved, until the lease ends, so that the work of a step is not lost."""
         until = self._until
         while True:
@@ -742,7 +728,7 @@ class Job:
         self._running = True
         self._finishing = self._undone = True
         try:
-            async def attempt(number: int) -> Result:
+            async def attempt() -> Result:
                 try:
                     return await self._finish_once(function)
                 except _CommitInDoubt as in_doubt:
@@ -766,11 +752,8 @@ class Job:
         heartbeat = core.servers.pinned(self._statement("heartbeat", lease=call.lease))
         session_lease, _ = await core._open(call.scope, lambda server, session: session.begin(heartbeat), ANSWER_LIMIT)
         async with session_lease as session:
-            response = await core._handled(session_lease, self._deadline_of_last, function)
-            if not isinstance(response, Response):
-                raise TypeError(f"the last step returned {type(response).__name__}, not a Response")
+            response = await core._handled(session_lease, self._deadline_of_last, function, "last step")
             if not call.commits(response.status):
-                await session.rollback()
                 return Result("new", response.status, response.body, response.headers, False, False)
             if not session.open:
                 raise TransactionEnded("the last step ended its transaction, or continued after an error in it")
@@ -780,8 +763,7 @@ class Job:
         return Result("new", response.status, response.body, response.headers, False, whole)
 
     async def _resolve_in_doubt(self, function: Callable[[Any], Any], cause: BaseException | None) -> Result:
-        """After a COMMIT whose answer was lost.  The last step runs again if it
-        has not committed: it waits until that is known."""
+        """After a COMMIT whose answer was lost.  The last step runs again if it has not committed: it waits until that is known."""
         try:
             return await self._finish_once(function)
         except (ClaimLost, ClaimNotFound):
@@ -816,8 +798,7 @@ class Job:
 
     async def _fail(self, error: BaseException | None, text: str | None = None) -> None:
         """So that the next attempt need not wait for the lease."""
-        if self._failed or self.lost.is_set() and not self._timed_out or \
-                isinstance(error, (ClaimLost, ClaimNotFound)):
+        if self._failed or self.lost.is_set() and not self._timed_out or isinstance(error, (ClaimLost, ClaimNotFound)):
             return
         self._failed = True
         text = text or f"{type(error).__name__}: {error}"
@@ -858,8 +839,7 @@ class Job:
                 pause = 0.1
 
     async def _watch_lease(self) -> None:
-        """The end of the lease, by the clock: a heartbeat that gets no connection
-        neither succeeds nor fails."""
+        """The end of the lease, by the clock: a heartbeat that gets no connection neither succeeds nor fails."""
         while not await self._core.runtime.wait(self._done, max(0.01, self._until - time.monotonic())):
             if time.monotonic() >= self._until and not self._finishing:
                 self.lost.set()

@@ -8,9 +8,8 @@ Django: a middleware, a decorator for views, and requests and jobs on its own co
 	@Guard(scope=lambda request: request.user.get_username())
 	def pay(request): ...
 
-The view's models write in the transaction of the claim; transaction.atomic() in it is a
-savepoint, and on_commit() runs after COMMIT.  The guard runs behind the decorators above it
-and, in REST framework, behind authentication and permissions, for a replay, too.
+The view's models write in the transaction of the claim; transaction.atomic() in it is a savepoint, and on_commit() runs after COMMIT.
+The guard runs behind the decorators above it and, in REST framework, behind authentication and permissions, for a replay, too.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from .client import Idempotency
 from .django_orm import Django
 from .http import Access, Answer, Exchange, guarded, no_layer, rewind, warn_of_decorators
 from .runtimes import run
-from .wsgi import PIECE, Input
+from .wsgi import PIECE, Input, exchange_of, forget_range
 
 __all__ = ["Access", "Django", "Guard", "IdempotencyMiddleware", "client"]
 
@@ -55,11 +54,7 @@ class IdempotencyMiddleware:
         self._client = client()
 
     def __call__(self, request: Any) -> Any:
-        key = request.META.get("HTTP_IDEMPOTENCY_KEY")
-        length = request.META.get("CONTENT_LENGTH") or ""
-        exchange = Exchange(self._client, request.method, request.get_full_path(), [] if key is None else [key],
-                            int(length) if str(length).isdigit() else None, request.META.get("CONTENT_TYPE") or "",
-                            request.META.get("HTTP_CONTENT_ENCODING", "identity") != "identity")
+        exchange = exchange_of(self._client, request.META, request.get_full_path())
         if hasattr(request, "_body"):
             exchange.read(request.body)
         request._stream = Input(request._stream, exchange)
@@ -118,13 +113,10 @@ def _refuse_atomic_requests(request: Any, exchange: Exchange) -> None:
 
 def _guarded(guard: Guard, exchange: Exchange, request: Any, view: Callable[..., Any], arguments: Sequence[Any],
              named: Mapping[str, Any]) -> Any:
-    tries = 0
-    http.forget_range(_native(request).META)
+    forget_range(_native(request).META)
     _native(request).__dict__.pop("headers", None)          # which are made of META
 
-    def attempt(access: Access) -> Answer:
-        nonlocal tries
-        tries += 1
+    def attempt(access: Access, tries: int) -> Answer:
         if tries > 1:
             if hasattr(_native(request), "_body"):
                 _native(request)._stream = BytesIO(_native(request)._body)
@@ -141,15 +133,15 @@ def _guarded(guard: Guard, exchange: Exchange, request: Any, view: Callable[...,
 
 def _read(request: Any, exchange: Exchange) -> None:
     """Unless it was read before, and a form made of it."""
-    if not request._read_started and request.content_type == "multipart/form-data":
-        request.POST                                # its files may be larger than what Django keeps in memory
+    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    if not request._read_started and request.content_type == "multipart/form-data" and limit is not None and exchange.length > limit:
+        request.POST                                # Django keeps no larger body in memory
     if not request._read_started:
         request.body
     if not hasattr(request, "_body"):
         while request.read(PIECE):
             pass
-    length = request.META.get("CONTENT_LENGTH") or ""
-    if str(length).isdigit() and exchange.size < int(length):
+    if exchange.size < exchange.length:
         raise BadRequest("the body is incomplete")
     exchange.whole = True
 

@@ -3,8 +3,7 @@ Django's connections: requests and jobs in the transaction that models write in.
 
 	Idempotency(Django("default"))
 
-The handler gets the connection.  transaction.atomic() in it is a savepoint, and on_commit()
-runs after COMMIT.
+The handler gets the connection.  transaction.atomic() in it is a savepoint, and on_commit() runs after COMMIT.
 """
 
 from __future__ import annotations

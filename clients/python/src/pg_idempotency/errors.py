@@ -1,9 +1,8 @@
 """
 Errors: a class for each case that callers handle.
 
-Errors of the extension carry its SQLSTATE, and the driver's error as their
-cause.  The others are this client's own.  All other errors are raised as the
-driver raised them.
+Errors of the extension carry its SQLSTATE, and the driver's error as their cause.  The others are this client's own.  All
+other errors are raised as the driver raised them.
 """
 
 from __future__ import annotations
@@ -95,8 +94,8 @@ E = TypeVar("E", bound=IdempotencyError)
 CLASSES: dict[str | None, type[IdempotencyError]] = {c.sqlstate: c for c in (KeyInvalid, RateLimited, ClaimLost, ClaimNotFound, ActionIdAhead)}
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those that it wraps, the outermost first."""
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those that it wraps, also as a group, the outermost first."""
     seen: list[BaseException] = []
     queue: list[object] = [error]
     while queue:
@@ -105,12 +104,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
             continue
         seen.append(found)
         yield found
-        queue += [getattr(found, "orig", None), getattr(found, "original", None), found.__cause__]
+        queue += [getattr(found, "orig", None), getattr(found, "original", None), found.__cause__, *getattr(found, "exceptions", ())]
 
 
 def sqlstate(error: BaseException | None) -> str | None:
     """The SQLSTATE of an error of the database, also of one that was wrapped."""
-    for found in _chain(error):
+    for found in chain(error):
         for name in ("sqlstate", "pgcode"):
             state = getattr(found, name, None)
             if isinstance(state, str):
@@ -118,10 +117,10 @@ def sqlstate(error: BaseException | None) -> str | None:
     return None
 
 
-def _field(error: BaseException, name: str) -> str | None:
-    """The detail or the hint of an error of the database, also of one that was wrapped."""
-    for found in _chain(error):
-        text = getattr(getattr(found, "diag", None), f"message_{name}", None) or getattr(found, name, None)
+def field(error: BaseException, name: str) -> str | None:
+    """A field of an error of the database, such as the schema_name, also of one that was wrapped."""
+    for found in chain(error):
+        text = getattr(getattr(found, "diag", None), name, None) or getattr(found, name.removeprefix("message_"), None)
         if isinstance(text, str):
             return text
     return None
@@ -131,7 +130,7 @@ def restated(kind: type[E], error: BaseException) -> E:
     """An error of the database as an error of this package."""
     made = kind(str(error).partition("\n")[0])
     made.__cause__ = error
-    made.detail, made.hint = _field(error, "detail"), _field(error, "hint")
+    made.detail, made.hint = field(error, "message_detail"), field(error, "message_hint")
     return made
 
 
@@ -150,10 +149,9 @@ def from_call(error: BaseException, function: str, schema: str) -> IdempotencyEr
 def from_error(error: BaseException) -> IdempotencyError | None:
     """The error of this package that an error stands for, or None.
 
-    It is found in what SQLAlchemy and others have wrapped around the driver's
-    error, too.
+    It is found in what SQLAlchemy and others have wrapped around the driver's error, too.
     """
-    for found in _chain(error):
+    for found in chain(error):
         if isinstance(found, IdempotencyError):
             return found
     kind = CLASSES.get(sqlstate(error))

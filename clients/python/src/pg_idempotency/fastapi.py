@@ -7,9 +7,8 @@ FastAPI: a decorator for endpoints, and the layer around the application.
 
 	install(app, idempotency)
 
-As in Starlette.  The guard runs behind all dependencies, which have refused what they
-refuse, for a replay, too.  FastAPI's own code makes the response of what the endpoint
-returns, within the transaction.
+As in Starlette.  The guard runs behind all dependencies, which have refused what they refuse, for a replay, too.  FastAPI's
+own code makes the response of what the endpoint returns, within the transaction.
 """
 
 from __future__ import annotations

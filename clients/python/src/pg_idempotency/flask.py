@@ -8,10 +8,9 @@ Flask: a decorator for views, and the layer around the application.
 
 	install(app, idempotency)
 
-The guard runs at the view that the router has chosen, behind before_request and
-the decorators above it, for a replay, too.  The view finds its transaction as
-flask.g.idempotency.tx.  It runs to its end, also where the client has hung up: its
-work is committed, and the response is there for the retry.
+The guard runs at the view that the router has chosen, behind before_request and the decorators above it, for a replay, too.
+The view finds its transaction as flask.g.idempotency.tx.  It runs to its end, also where the client has hung up: its work
+is committed, and the response is there for the retry.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from . import http
 from .client import Defaults, Idempotency
 from .http import BODILESS, Access, Answer, Exchange, check_routes, guarded, no_layer, rewind
 from .runtimes import run
-from .wsgi import PIECE, Input
+from .wsgi import PIECE, Input, exchange_of, forget_range
 
 __all__ = ["Access", "Guard", "IdempotencyMiddleware", "install"]
 
@@ -64,11 +63,7 @@ class IdempotencyMiddleware:
         if KEY in environ:                          # of an application that this one is mounted in
             environ[KEY].client = self._client
             return self.app(environ, start_response)
-        key = environ.get("HTTP_IDEMPOTENCY_KEY")
-        length = environ.get("CONTENT_LENGTH") or ""
-        exchange = Exchange(self._client, environ["REQUEST_METHOD"], _path(environ), [] if key is None else [key],
-                            int(length) if length.isdigit() else None, environ.get("CONTENT_TYPE") or "",
-                            environ.get("HTTP_CONTENT_ENCODING", "identity") != "identity")
+        exchange = exchange_of(self._client, environ, _path(environ))
         refused: list[bytes] = []
         is_started = False
 
@@ -124,15 +119,13 @@ class Guard(http.Guard):
 def _guarded(guard: Guard, exchange: Exchange, app: Any, native: Any, view: Callable[..., Any], arguments: Sequence[Any],
              named: Mapping[str, Any]) -> Any:
     after_request = request_ctx._after_request_functions
-    before, tries = len(after_request), 0
-    http.forget_range(native.environ)
+    before = len(after_request)
+    forget_range(native.environ)
     for name in ("range", "if_range", "if_none_match", "if_modified_since"):
         native.__dict__.pop(name, None)             # made of environ, and kept
     last: list[Any] = []
 
-    def attempt(access: Access) -> Answer:
-        nonlocal tries
-        tries += 1
+    def attempt(access: Access, tries: int) -> Answer:
         _rewind(native, tries > 1)
         del after_request[before:]
         while last:
@@ -146,8 +139,7 @@ def _guarded(guard: Guard, exchange: Exchange, app: Any, native: Any, view: Call
         last.append(response)
         return Answer(response.status_code, list(response.headers), body, response)
 
-    answer = run(guarded(exchange, guard, request, lambda: guard.ask_scope(request, named), lambda: _read(native, exchange),
-                         attempt))
+    answer = run(guarded(exchange, guard, request, lambda: guard.ask_scope(request, named), lambda: _read(native, exchange), attempt))
     return _response(app, answer) if answer.native is None else answer.native
 
 

@@ -1,14 +1,12 @@
 """
 The functions of the SQL interface, once for both runtimes.
 
-A method of Functions says what to send and how to read what comes back: a
-Statement, which is plain data.  Who has a connection performs it: at once in
-a synchronous class, as a coroutine in an asynchronous one, and the in-memory
-double in a dictionary.  This is the only file that knows the interface.
+A method of Functions says what to send and how to read what comes back: a Statement, which is plain data.  Who has a
+connection performs it: at once in a synchronous class, as a coroutine in an asynchronous one, and the in-memory double in a
+dictionary.  This is the only file that knows the interface.
 
-Every name is qualified with the extension's schema, every argument is named
-and cast.  Documents are sent and read as text, so that no driver parses them
-in between.
+Every name is qualified with the extension's schema, every argument is named and cast.  Documents are sent and read as text,
+so that no driver parses them in between.
 """
 # mypy: disable-error-code="empty-body"
 
@@ -43,8 +41,7 @@ def _document(name: str) -> Any:
     return property(parsed)
 
 
-# The values of functions.  A document is kept as its text, whose numbers keep
-# all their digits, and parsed when it is asked for.
+# The values of functions.  A document is kept as its text, whose numbers keep all their digits, and parsed when it is asked for.
 
 @dataclass(frozen=True)
 class Claim:
@@ -325,8 +322,7 @@ def _nested_shape(statement: Statement[Any], values: list[Any]) -> Any:
 
 
 def render(statement: Statement[Any], schema: str, placeholder: Callable[[Any], str]) -> str:
-    """The SQL of a statement.  placeholder notes a value and returns what
-    stands for it; schema comes as it is to stand there."""
+    """The SQL of a statement.  placeholder notes a value and returns what stands for it; schema comes as it is to stand there."""
     return f"SELECT {', '.join(map(_column, statement.columns))} FROM {_sql(statement, schema, placeholder)} AS r"
 
 
@@ -365,62 +361,63 @@ def _made(cls: Callable[..., T], row: Row) -> T:
     return cls(*[_plain(value) for value in row])
 
 
-def _read_claim(rows: Sequence[Row]) -> Claim:
-    return _made(Claim, rows[0])
-
-
 # The SQL types of the arguments, by their names.
 _TYPES = {name: kind for kind, names in {
     "text": "method path scope key error recovery_point user_id entity_type entity_id action_type aggregate client_id token "
-            "topic message_key",
-    "text[]": "keys scopes response_bodies user_ids entity_types entity_ids action_types excludes tokens topics",
+            "topic message_key kind",
+    "text[]": "keys scopes response_bodies user_ids entity_types entity_ids action_types excludes tokens topics message_keys",
+    "bytea": "request_hash",
     "bytea[]": "request_hashes",
-    "int": "max_claims event_count max_messages attempt max_lanes batch_size",
+    "int": "response_status max_claims event_count max_messages attempt max_lanes batch_size max_rows",
     "int[]": "response_statuses attempts",
     "bigint": "claim_token action_id client_seq expected_version id at_least",
     "bigint[]": "claim_tokens action_ids ids",
     "boolean": "active allow_gaps",
     "boolean[]": "actives",
-    "json": "recovery_state",
-    "json[]": "response_headers",
+    "json": "recovery_state response_headers",
     "jsonb": "document request payload headers",
+    "jsonb[]": "payloads",
     "interval": "ttl lease wait deliver_after retry_after older_than",
+    "text or bytea": "body response_body",
     "regprocedure": "handler",
     "regrole": "grantee",
 }.items() for name in names.split()}
 
 
-def _argument(name: str, value: Any, given: Mapping[str, Any]) -> tuple[str, str, Any]:
-    kind = _TYPES[name] if name != "body" else _text_or_bytea(value)
+def _kinds(function: str, names: Iterable[str]) -> list[tuple[str, str]]:
+    """The arguments of a function, with their types."""
+    found = [(name, _TYPES[name]) for name in names if name != "self" and not name.endswith("_ms")]
+    return [(name, f"{kind}[]" if function.endswith("_many") and kind in ("json", "jsonb") else kind) for name, kind in found]
+
+
+def _argument(name: str, kind: str, given: Mapping[str, Any]) -> Argument:
+    """Of a value that is not sent as it is."""
+    value = given[name]
     if kind == "interval":
-        return as_interval(name, value, given[f"{name}_ms"])
-    if kind.startswith("json"):
-        return name, kind, _texts(value, name) if kind == "json[]" else json_text(value, name)
-    return name, kind, _list(value) if kind.endswith("[]") else value
-
-
-def _text_or_bytea(body: str | bytes | None) -> str:
-    return "bytea" if isinstance(body, (bytes, bytearray, memoryview)) else "text"
+        value = as_interval(name, value, given[f"{name}_ms"])
+    elif kind == "text or bytea":
+        kind = "bytea" if isinstance(value, (bytes, bytearray, memoryview)) else "text"
+    elif kind.startswith("json"):
+        value = _texts(value, name) if kind.endswith("[]") else _document_text(value, name)
+    elif kind.endswith("[]"):
+        value = _list(value)
+    return Argument(name, kind, value)
 
 
 _ARGUMENT = tuple.__new__
 """Makes an Argument in a third of the time."""
 
 
-def _statement(cls: type[Any] | None, function: str, read: Callable[[Sequence[Row]], T],
-               arguments: Iterable[tuple[str, str, Any]]) -> Statement[T]:
-    columns = ("r",) if cls is None else tuple(cls.__dataclass_fields__)
-    return Statement(function, tuple([_ARGUMENT(Argument, one) for one in arguments]), columns, read)
+def _call(cls: type[Any] | None, function: str, read: Callable[[Sequence[Row]], T], kinds: Sequence[tuple[str, str]],
+          given: Mapping[str, Any]) -> Statement[T]:
+    """given: the arguments of a method, by their names, which are also those of its function."""
+    return Statement(function, tuple([_ARGUMENT(Argument, (name, kind, given[name])) if kind in _BOUND else _argument(name, kind, given)
+                                      for name, kind in kinds]), ("r",) if cls is None else tuple(cls.__dataclass_fields__), read)
 
 
-def _call(cls: type[Any] | None, function: str, read: Callable[[Sequence[Row]], T], given: Mapping[str, Any]) -> Statement[T]:
-    """given: the arguments of a method, as locals() has them.  Those of its function have the same names."""
-    return _statement(cls, function, read, [_argument(name, value, given) for name, value in given.items()
-                                            if name != "self" and not name.endswith("_ms")])
-
-
-def _scalar(function: str, given: Mapping[str, Any]) -> Statement[Any]:
-    return _call(None, function, _first, given)
+def scalar(function: str, **given: Any) -> Statement[Any]:
+    """The call of a function that is not in the interface, such as the router's, and that returns one value."""
+    return _call(None, function, _first, _kinds(function, given), given)
 
 
 def _first(rows: Sequence[Row]) -> Any:
@@ -438,8 +435,8 @@ def _reader(result: Any) -> tuple[type[Any] | None, Callable[[Sequence[Row]], An
     return cls, _first if cls is None else lambda rows: _made(one, rows[0])
 
 
-def as_interval(name: str, value: Interval, ms: float | None) -> tuple[str, str, str | None]:
-    """One of a string ('30s'), a timedelta, a number of milliseconds."""
+def as_interval(name: str, value: Interval, ms: float | None) -> str | None:
+    """One of a string ('30s'), a timedelta, a number of milliseconds, as it is sent."""
     if value is not None and ms is not None:
         raise TypeError(f"{name} and {name}_ms cannot both be set")
     if ms is not None:
@@ -447,14 +444,14 @@ def as_interval(name: str, value: Interval, ms: float | None) -> tuple[str, str,
             raise TypeError(f"{name}_ms must be a number of milliseconds")
         if not 0 <= ms < float("inf"):
             raise ValueError(f"{name}_ms must not be negative or infinite: {ms}")
-        return name, "interval", f"{ms / 1000:.6f} seconds"
+        return f"{ms / 1000:.6f} seconds"
     if isinstance(value, timedelta):
         if value < timedelta(0):
             raise ValueError(f"{name} must not be negative")
-        return name, "interval", f"{value.total_seconds():.6f} seconds"
+        return f"{value.total_seconds():.6f} seconds"
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{name} must be a string such as '30s' or a timedelta; for milliseconds, use {name}_ms")
-    return name, "interval", value
+    return value
 
 
 class JsonText(str):
@@ -480,8 +477,7 @@ _ENCODERS: dict[Any, json.JSONEncoder] = {one: _encoder(one) for one in (None, a
 
 
 def json_text(value: Any, name: str, default: Callable[[Any], Any] | None = None) -> str | None:
-    """A document as text: a JsonText as it is, anything else serialized.  What
-    JSON has not is an error that names the place."""
+    """A document as text: a JsonText as it is, anything else serialized.  What JSON has not is an error that names the place."""
     if value is None or isinstance(value, JsonText):
         return value
     try:
@@ -515,8 +511,13 @@ def _place(value: Any, path: str, around: tuple[int, ...], known: tuple[type, ..
     return found and f"{path} is {found}" if path else found
 
 
+def _document_text(value: Any, name: str) -> str | None:
+    """None is NULL, but null as a payload."""
+    return JsonText("null") if value is None and name.startswith("payload") else json_text(value, name)
+
+
 def _texts(values: Sequence[Any] | None, name: str) -> list[str | None] | None:
-    return None if values is None else [json_text(value, f"{name}[{at}]") for at, value in enumerate(values)]
+    return None if values is None else [_document_text(value, f"{name}[{at}]") for at, value in enumerate(values)]
 
 
 def _list(values: Sequence[T] | None) -> list[T] | None:
@@ -537,12 +538,14 @@ class function(Generic[P, T]):
         self.__signature__ = signature.replace(return_annotation=result)
         cls, read = _reader(result)
         defaults = {name: one.default for name, one in signature.parameters.items()}
+        name = f"idem_{body.__name__}"
+        kinds = _kinds(name, defaults)
 
         @functools.wraps(body)
         def make(owner: Any, *args: P.args, **kwargs: P.kwargs) -> Statement[T]:
             statement: Statement[T] | None = body(owner, *args, **kwargs)
             if statement is None:
-                statement = _call(cls, f"idem_{body.__name__}", read, {**defaults, **dict(zip(defaults, (owner, *args))), **kwargs})
+                statement = _call(cls, name, read, kinds, {**defaults, **dict(zip(defaults, (owner, *args))), **kwargs})
             return statement
 
         self.make = make
@@ -570,8 +573,7 @@ class function(Generic[P, T]):
 class Functions:
     """The interface.  See the reference of the extension for what each does.
 
-    Durations are strings ('30s', '5 minutes') or timedeltas; a number of
-    milliseconds goes into the parameter whose name ends with _ms.
+    Durations are strings ('30s', '5 minutes') or timedeltas; a number of milliseconds goes into the parameter whose name ends with _ms.
     """
 
     # Request identity
@@ -598,31 +600,20 @@ class Functions:
         transaction is open, which does not mean that the request has not run.
 
         request: JSON that idem_resume returns if the claim fails or its lease ends; None stores nothing."""
-        stored = () if request is None else (("request", "jsonb", json_text(request, "request")),)
-        return _statement(Claim, "idem_claim", _read_claim, (
-            ("scope", "text", scope), ("key", "text", key), ("request_hash", "bytea", request_hash),
-            as_interval("ttl", ttl, ttl_ms), as_interval("lease", lease, lease_ms), as_interval("wait", wait, wait_ms), *stored))
 
     @function
-    def resume(self, max_claims: int = 10, *, lease: Interval = None, lease_ms: float | None = None,
-               scopes: Sequence[str] | None = None, wait: Interval = None,
-               wait_ms: float | None = None) -> Statement[list[ResumedClaim]]:
+    def resume(self, max_claims: int = 10, *, lease: Interval = None, lease_ms: float | None = None, scopes: Sequence[str] | None = None,
+               wait: Interval = None, wait_ms: float | None = None) -> Statement[list[ResumedClaim]]:
         """Take over claims that stored a request and that failed or whose lease has ended."""
 
     @function
     def complete(self, scope: str, key: str, response_status: int, response_body: str | bytes | None = None,
-                 response_headers: Headers | JsonText | None = None,
-                 claim_token: int | None = None) -> Statement[bool]:
+                 response_headers: Headers | JsonText | None = None, claim_token: int | None = None) -> Statement[bool]:
         """Store the response of a claimed request; claim_token is needed unless this transaction claimed the key."""
-        return _statement(None, "idem_complete", _first, (
-            ("scope", "text", scope), ("key", "text", key), ("response_status", "int", response_status),
-            ("response_body", _text_or_bytea(response_body), response_body),
-            ("response_headers", "json", json_text(response_headers, "response_headers")), ("claim_token", "bigint", claim_token)))
 
     @function
-    def checkpoint(self, scope: str, key: str, recovery_point: str, recovery_state: Any = None, *,
-                   lease: Interval = None, lease_ms: float | None = None,
-                   claim_token: int | None = None) -> Statement[datetime]:
+    def checkpoint(self, scope: str, key: str, recovery_point: str, recovery_state: Any = None, *, lease: Interval = None,
+                   lease_ms: float | None = None, claim_token: int | None = None) -> Statement[datetime]:
         """Record how far a claimed request has come, and renew its lease.  Returns when the lease ends."""
 
     @function
@@ -631,8 +622,7 @@ class Functions:
         """Renew the lease of a claim.  Returns when the lease ends."""
 
     @function
-    def fail(self, scope: str, key: str, error: str | None = None,
-             claim_token: int | None = None) -> Statement[bool]:
+    def fail(self, scope: str, key: str, error: str | None = None, claim_token: int | None = None) -> Statement[bool]:
         """Give a claim up after a failure.  Its checkpoint stays, and the next claim is free to retry at once."""
 
     @function
@@ -659,9 +649,8 @@ class Functions:
         handler is a function of the database: 'place_order(jsonb)'."""
 
     @function
-    def claim_many(self, scope: str, keys: Sequence[str], request_hashes: Sequence[bytes | None] | None = None, *,
-                   ttl: Interval = None, ttl_ms: float | None = None, lease: Interval = None,
-                   lease_ms: float | None = None) -> Statement[list[ClaimOfMany]]:
+    def claim_many(self, scope: str, keys: Sequence[str], request_hashes: Sequence[bytes | None] | None = None, *, ttl: Interval = None,
+                   ttl_ms: float | None = None, lease: Interval = None, lease_ms: float | None = None) -> Statement[list[ClaimOfMany]]:
         """Claim many keys of a scope, as claim() does for one after another."""
 
     @function
@@ -678,10 +667,8 @@ class Functions:
         """Advance the version counter of a user and an entity if action_id is greater.  A stale call writes nothing."""
 
     @function
-    def toggle(self, user_id: str, entity_type: str, entity_id: str, action_type: str,
-               action_id: int) -> Statement[Action]:
-        """Flip an action of a user if action_id is greater than the counter.  Prefer set(): of its calls, the
-        latest intent wins."""
+    def toggle(self, user_id: str, entity_type: str, entity_id: str, action_type: str, action_id: int) -> Statement[Action]:
+        """Flip an action of a user if action_id is greater than the counter.  Prefer set(): of its calls, the latest intent wins."""
 
     @function
     def set(self, user_id: str, entity_type: str, entity_id: str, action_type: str, active: bool, action_id: int,
@@ -693,8 +680,7 @@ class Functions:
         """Whether an action of a user on an entity is active."""
 
     @function
-    def action_states(self, user_id: str, entity_type: str,
-                      entity_ids: Sequence[str]) -> Statement[list[ActionState]]:
+    def action_states(self, user_id: str, entity_type: str, entity_ids: Sequence[str]) -> Statement[list[ActionState]]:
         """The actions of a user on the entities of a page."""
 
     @function
@@ -707,17 +693,15 @@ class Functions:
         """Advance many version counters, as try_advance() does for one after another."""
 
     @function
-    def set_many(self, user_ids: Sequence[str], entity_types: Sequence[str], entity_ids: Sequence[str],
-                 action_types: Sequence[str], actives: Sequence[bool],
-                 action_ids: Sequence[int]) -> Statement[list[ActionOfMany]]:
+    def set_many(self, user_ids: Sequence[str], entity_types: Sequence[str], entity_ids: Sequence[str], action_types: Sequence[str],
+                 actives: Sequence[bool], action_ids: Sequence[int]) -> Statement[list[ActionOfMany]]:
         """Set many actions, as set() without excludes does for one after another."""
 
     # Client sequences
 
     @function
-    def try_append(self, aggregate: str, client_id: str, client_seq: int, event_count: int = 1, *,
-                   expected_version: int | None = None, allow_gaps: bool = True, wait: Interval = None,
-                   wait_ms: float | None = None) -> Statement[Append]:
+    def try_append(self, aggregate: str, client_id: str, client_seq: int, event_count: int = 1, *, expected_version: int | None = None,
+                   allow_gaps: bool = True, wait: Interval = None, wait_ms: float | None = None) -> Statement[Append]:
         """Append the events client_seq to client_seq + event_count - 1 of a client to an aggregate, once."""
 
     @function
@@ -731,8 +715,7 @@ class Functions:
         """Whether this is the first use of a token, such as the id of a message in the consumer's transaction."""
 
     @function
-    def once_many(self, scope: str, tokens: Sequence[str], *, ttl: Interval = None,
-                  ttl_ms: float | None = None) -> Statement[list[str]]:
+    def once_many(self, scope: str, tokens: Sequence[str], *, ttl: Interval = None, ttl_ms: float | None = None) -> Statement[list[str]]:
         """The tokens that are used for the first time, in their order."""
 
     @function
@@ -745,24 +728,16 @@ class Functions:
     def publish(self, topic: str, payload: Any, message_key: str | None = None, headers: Any = None, *,
                 deliver_after: Interval = None, deliver_after_ms: float | None = None) -> Statement[UUID]:
         """Publish a message if and only if the transaction commits.  Returns its id."""
-        return _scalar("idem_publish", {**locals(), "payload": JsonText("null") if payload is None else payload})
 
     @function
-    def publish_many(self, topics: Sequence[str], payloads: Sequence[Any],
-                     message_keys: Sequence[str | None] | None = None, headers: Sequence[Any] | None = None, *,
-                     deliver_after: Interval = None,
+    def publish_many(self, topics: Sequence[str], payloads: Sequence[Any], message_keys: Sequence[str | None] | None = None,
+                     headers: Sequence[Any] | None = None, *, deliver_after: Interval = None,
                      deliver_after_ms: float | None = None) -> Statement[list[PublishedOfMany]]:
         """Publish many messages, as publish() does for one after another."""
-        documents = [JsonText("null") if payload is None else payload for payload in payloads]
-        return _statement(PublishedOfMany, "idem_publish_many", lambda rows: [_made(PublishedOfMany, row) for row in rows], (
-            ("topics", "text[]", _list(topics)), ("payloads", "jsonb[]", _texts(documents, "payloads")),
-            ("message_keys", "text[]", _list(message_keys)), ("headers", "jsonb[]", _texts(headers, "headers")),
-            as_interval("deliver_after", deliver_after, deliver_after_ms)))
 
     @function
     def outbox_take(self, max_messages: int | None = None, *, lease: Interval = None, lease_ms: float | None = None,
-                    topics: Sequence[str] | None = None, wait: Interval = None,
-                    wait_ms: float | None = None) -> Statement[list[Message]]:
+                    topics: Sequence[str] | None = None, wait: Interval = None, wait_ms: float | None = None) -> Statement[list[Message]]:
         """Take messages to deliver: commit, deliver, then acknowledge or refuse them before the lease ends."""
 
     @function
@@ -770,8 +745,7 @@ class Functions:
         """Acknowledge delivered messages.  Returns how many had not been acknowledged before."""
 
     @function
-    def outbox_nack(self, id: int, error: str | None = None, *, retry_after: Interval = None,
-                    retry_after_ms: float | None = None,
+    def outbox_nack(self, id: int, error: str | None = None, *, retry_after: Interval = None, retry_after_ms: float | None = None,
                     attempt: int | None = None) -> Statement[Literal["pending", "dead", "lost"]]:
         """Refuse a message that could not be delivered.  Returns its state."""
 
@@ -799,8 +773,7 @@ class Functions:
         """Delete one batch of expired keys, tokens and messages.  Returns how many."""
 
     @function
-    def take_expired(self, kind: Literal["keys", "tokens", "messages"],
-                     max_rows: int | None = None) -> Statement[list[Expired]]:
+    def take_expired(self, kind: Literal["keys", "tokens", "messages"], max_rows: int | None = None) -> Statement[list[Expired]]:
         """Deletes expired rows and returns them, to be archived in the same transaction."""
         return Statement("idem_take_expired", (Argument("kind", "text", kind), Argument("max_rows", "int", max_rows)),
                          ("r_text",), lambda rows: [Expired(row[0]) for row in rows])
@@ -902,27 +875,12 @@ def scope_of(statement: Statement[Any]) -> str | None:
     return None
 
 
-def shard_of(scope: str) -> Statement[str]:
-    """Of the router: the connection string of the shard that the scope lives on."""
-    return _scalar("idem_shard", {"scope": scope})
-
-
-def find_shard(scope: str) -> Statement[str]:
-    """The same, for a scope that a shard has refused: the router asks all shards."""
-    return _scalar("idem_find_shard", {"scope": scope})
-
-
-def pin_scope(scope: str) -> Statement[str]:
-    """Pins the scope to this shard until the transaction ends.  Refuses a scope that lives elsewhere."""
-    return _scalar("idem_pin_scope", {"scope": scope})
-
-
 def with_pinned_scope(statement: Statement[T]) -> Statement[T]:
-    """The call, which first pins its scope or its users to this shard."""
+    """The call, which first pins its scope or its users to this shard, or fails if they live elsewhere."""
     for first in statement.arguments[:1]:
         if first.name in _SCOPES or first.name == "user_ids":
             name = "scopes" if first.type == "text[]" else "scope"
-            pinned = first._replace(value=_scalar("idem_pin_scope", {name: first.value}))
+            pinned = first._replace(value=scalar("idem_pin_scope", **{name: first.value}))
             return statement._replace(arguments=(pinned, *statement.arguments[1:]))
     return statement
 

@@ -1,13 +1,11 @@
 """
-The context of a handler: the calls that it must not make while its transaction holds a
-connection, and its time limit.
+The context of a handler: the calls that it must not make while its transaction holds a connection, and its time limit.
 """
 
 from __future__ import annotations
 
 import time
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -16,30 +14,21 @@ from .functions import Interval, as_interval
 from .intervals import seconds
 
 
-@dataclass
-class HandlerContext:
-    """A handler that runs, or has run."""
-
-    sources: tuple[object, ...]
-    """The pools of which it holds a connection, and the router that named the shard."""
-    outer: HandlerContext | None
-    open: bool = True
-
-
-_current_handler: ContextVar[HandlerContext | None] = ContextVar("pg_idempotency_handler", default=None)
-
-
 class in_handler:
     """A handler runs here.  A task or thread that it has started, and that continues after it, sees that the handler is closed."""
 
+    outer: in_handler | None
+    open = True
+
     def __init__(self, *sources: object) -> None:
+        """sources: the pools of which it holds a connection, and the router that named the shard."""
         outer = _current_handler.get()
         while outer is not None and not outer.open:
             outer = outer.outer
-        self._handler = HandlerContext(sources, outer)
+        self.sources, self.outer = sources, outer
 
     def __enter__(self) -> None:
-        self._token = _current_handler.set(self._handler)
+        self._token = _current_handler.set(self)
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -50,7 +39,10 @@ class in_handler:
 
     def close(self) -> None:
         """Also if the exception of a signal handler has kept __enter__() or __exit__() from its end."""
-        self._handler.open = False
+        self.open = False
+
+
+_current_handler: ContextVar[in_handler | None] = ContextVar("pg_idempotency_handler", default=None)
 
 
 def refuse_nested(source: object, what: str, instead: str) -> None:

@@ -1,11 +1,9 @@
 """
 The Idempotency-Key header, for any framework.
 
-guarded() takes a request and a function that runs its handler, and returns what
-goes out.  Its answers are on the page docs/http.md of the extension.  A framework's
-file has two parts on top of it: Guard, a decorator of endpoints that calls it, and
-a layer around the application that hashes bodies while they are read and sends
-no success for work that was rolled back.
+guarded() takes a request and a function that runs its handler, and returns what goes out.  Its answers are on the page docs/http.md
+of the extension.  A framework's file has two parts on top of it: Guard, a decorator of endpoints that calls it, and a layer around
+the application that hashes bodies while they are read and sends no success for work that was rolled back.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import Any
 
 from .client import Defaults, chosen
 from .comparison import MAX_COMPARED, NO_JSON, Fingerprint, form_keys, hash_of_body, is_form, left_out
-from .core import RETRIED, Response, Result, problem, stores
+from .core import RETRIED, Call, Response, Result, problem, stores
 from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, InProgress, KeyExpired, KeyInvalid,
                      KeyReused, RateLimited, ScopeMoving, TimedOut, from_error, sqlstate)
 from .functions import Interval, Statement
@@ -44,8 +42,8 @@ DURATION = re.compile(r"^[^-]*\d[^-]*$")
 MAX_KEY = 255
 MAX_SCOPE = 512
 """Bytes that the server takes."""
-UNAVAILABLE = re.compile("25006|53|57P0")
-"""The SQLSTATEs of a server that is a standby, lacks resources, or is shutting down or starting."""
+UNAVAILABLE = re.compile("08|25006|53|57P0")
+"""The SQLSTATEs of a lost connection, and of a server that is a standby, lacks resources, or is shutting down or starting."""
 GUARD = "pg_idempotency_guard"
 """The guard of an endpoint; decorators above it pass the attribute on."""
 BARE_ENDPOINT = "pg_idempotency_has_a_guard"
@@ -79,10 +77,9 @@ class Answer:
 class Guard:
     """How an endpoint is guarded.
 
-    scope returns the owner of the key, the user that is logged in.  It gets the
-    framework's request and, by their names, arguments of the endpoint.  In Starlette and
-    FastAPI it can be a coroutine function.  None and "" are errors.  The framework answers
-    what it raises.  job makes the endpoint a job instead of one transaction.
+    scope returns the owner of the key, the user that is logged in.  It gets the framework's request and, by their names,
+    arguments of the endpoint.  In Starlette and FastAPI it can be a coroutine function.  None and "" are errors.  The
+    framework answers what it raises.  job makes the endpoint a job instead of one transaction.
     """
 
     scope: Callable[..., Any]
@@ -181,8 +178,7 @@ class Access:
 
 
 class Exchange:
-    """A request, from its first byte to the end of its response: what the layer around the application and a
-    guard within it share."""
+    """A request, from its first byte to the end of its response: what the layer around the application and a guard within it share."""
 
     def __init__(self, client: Defaults, method: str, path: str, keys: Sequence[str], length: int | None,
                  content_type: str = "", is_encoded: bool = False) -> None:
@@ -203,7 +199,7 @@ class Exchange:
         """A guard has begun, and has neither committed nor replayed a response."""
         self._request = (method, path)
         self._name = f"{method} {path.split('?')[0]}"
-        self._length = length
+        self.length = length or 0
         self._hasher = request_hasher(method, path)
         self._kept = bytearray() if keys or is_form(self.content_type) else None
 
@@ -220,17 +216,21 @@ class Exchange:
             raise RequestTooLarge(f"The body of this request is larger than {self.limit} bytes.")
         return piece
 
+    def keep(self, limit: int) -> None:
+        """Before it is read: a form is kept whole, for its key, and because each try has another boundary."""
+        if is_form(self.content_type):
+            self.most_kept = max(self.most_kept, limit)
+
     def limit_body(self, limit: int) -> None:
         """Before it is read, as far as it has not been."""
         self.limit = limit
-        if self.may_have_form_key:
-            self.most_kept = max(self.most_kept, limit)
+        self.keep(limit)
         if self._known_size > limit:
             raise RequestTooLarge(f"The body of this request is larger than {limit} bytes.")
 
     @property
     def _known_size(self) -> int:
-        return max(self.size, self._length or 0)
+        return max(self.size, self.length)
 
     def exceeds(self, guard: Guard) -> bool:
         """The guard, once it runs, will answer 413, or has no key."""
@@ -269,8 +269,7 @@ class Exchange:
 
     def refusal(self, status: int) -> Answer:
         """The response that replaces a success for work that was rolled back."""
-        logging.getLogger("pg_idempotency").error(
-            "%s was rolled back, and the application answered %d: 500 was sent", self._name, status)
+        logging.getLogger("pg_idempotency").error("%s was rolled back, and the application answered %d: 500 was sent", self._name, status)
         return _answer(problem("rolled-back", "Rolled back", 500, "The request failed, and its work was rolled back."))
 
     def check_length(self, status: int, length: str | None, body: bytes) -> None:
@@ -279,16 +278,7 @@ class Exchange:
             raise ValueError(f"{self._name} has a body of {len(body)} bytes, and Content-Length says {length}")
 
     def streaming_refused(self) -> StreamingRefused:
-        return StreamingRefused(f"{self._name} answers in pieces: a response that is to be stored has to be whole, "
-                                "with its length")
-
-
-def forget_range(environ: dict[str, Any]) -> None:
-    """The whole response is stored, and not the range of the first request, nor that its client has a copy."""
-    for name in ("RANGE", "IF_RANGE", "IF_NONE_MATCH", "IF_MODIFIED_SINCE"):
-        # Of other methods, If-None-Match is a condition that the handler checks.
-        if name.endswith("RANGE") or environ["REQUEST_METHOD"] in ("GET", "HEAD"):
-            environ.pop(f"HTTP_{name}", None)
+        return StreamingRefused(f"{self._name} answers in pieces: a response that is to be stored has to be whole, with its length")
 
 
 def rewind(file: Any) -> None:
@@ -321,8 +311,7 @@ def no_layer(install: str) -> RuntimeError:
 
 
 def parse_key(values: Sequence[str], strict: bool = False) -> str:
-    """The key in the lines of the header.  What the key rules say of it, the
-    server knows."""
+    """The key in the lines of the header.  What the key rules say of it, the server knows."""
     text = values[0].strip(" ") if len(values) == 1 else ""
     quoted = QUOTED.fullmatch(text)
     if quoted:
@@ -342,25 +331,21 @@ def stored_key(key: str, is_hashed: bool) -> str:
 
 
 def _answer(response: Response | Result, *more: tuple[str, str]) -> Answer:
-    headers: list[tuple[str, str]] = []
-    for name, texts in response.headers.items():
-        headers += [(name, texts)] if isinstance(texts, str) else [(name, text) for text in texts]
-    body = response.body.encode() if isinstance(response.body, str) else response.body or b""
+    headers = [(name, text) for name, texts in response.headers.items() for text in ([texts] if isinstance(texts, str) else texts)]
     if response.status in BODILESS:
         return Answer(response.status, [*headers, *more], b"")
+    body = response.body.encode() if isinstance(response.body, str) else response.body or b""
     return Answer(response.status, [*headers, *more, ("Content-Length", str(len(body)))], body)
 
 
 def _key_required() -> Answer:
-    return _answer(problem("key-required", "Idempotency-Key required", 400,
-                           "This request needs the header Idempotency-Key."))
+    return _answer(problem("key-required", "Idempotency-Key required", 400, "This request needs the header Idempotency-Key."))
 
 
 def _replay(result: Result) -> Answer:
     response: Response | Result = result
     if result.outcome == "erased":
-        response = problem("response-erased", "Response erased", result.status,
-                           "The request has run, and its response was erased since.")
+        response = problem("response-erased", "Response erased", result.status, "The request has run, and its response was erased since.")
     return _answer(response, ("Idempotent-Replayed", "true"))
 
 
@@ -413,15 +398,17 @@ ANSWERED = (StreamingRefused, ActionIdAhead, ClaimLost, ClaimNotFound, ScopeMovi
 """The guard answers these, also if the handler has raised them."""
 
 
-def _refused(error: BaseException, was_raised: bool, guard: Guard) -> Answer | None:
-    """The guard's answer to an error, also of a statement that the handler has sent through its driver or ORM."""
+def _refused(error: BaseException, was_raised: bool, has_begun: bool, guard: Guard) -> Answer | None:
+    """The guard's answer to an error, also of a statement that the handler has sent through its driver or ORM, which was_raised.
+    The framework answers what the scope function raises, before the call has_begun."""
     if isinstance(error, IdempotencyError):
         return None if was_raised and not isinstance(error, ANSWERED) else _refusal(error, guard)
     found = from_error(error) if type(error).__module__.startswith(("psycopg", "sqlalchemy", "django.db")) else None
     if isinstance(found, ActionIdAhead):
         return _refusal(found, guard)
     state = sqlstate(error)
-    if state in RETRIED or not was_raised and (UNAVAILABLE.match(state or "") or connection_lost(error) or pool_exhausted(error)):
+    if state in RETRIED or has_begun and not was_raised and (
+            UNAVAILABLE.match(state or "") or connection_lost(error) or pool_exhausted(error)):
         logging.getLogger("pg_idempotency").error("the database is not available: 503 was sent", exc_info=error)
         return _answer(problem("unavailable", "Service unavailable", 503, "The database is not available. Retry with the same key."),
                        ("Retry-After", "1"))
@@ -429,23 +416,24 @@ def _refused(error: BaseException, was_raised: bool, guard: Guard) -> Answer | N
 
 
 async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Callable[[], Any],
-                  read_body: Callable[[], Any], run: Callable[[Access], Any]) -> Answer:
-    """Answer a request.  read_body() reads what is left of the body.  run(access) runs the handler and returns an
-    Answer, or a coroutine of one; it may run more than once, each time in a new transaction, when that was
-    rolled back.  Raises what the handler has raised, after the rollback."""
+                  read_body: Callable[[], Any], run: Callable[[Access, int], Any]) -> Answer:
+    """Answer a request.  read_body() reads what is left of the body.  run(access, tries) runs the handler and returns
+    an Answer, or a coroutine of one.  It may run more than once, each time in a new transaction, when that was rolled
+    back; tries counts them from 1.  Raises what the handler has raised, after the rollback."""
     client = exchange.client
     scope, key = "", None
-    has_run = False
+    tries = 0
+    call: Call | None = None
     answers: list[Answer] = []
     raised: list[BaseException] = []
 
     async def respond(access: Access) -> Response:
-        nonlocal has_run
-        has_run = True
+        nonlocal tries
+        tries += 1
         answers.clear()
         raised.clear()
         try:
-            answer: Answer = await maybe_await(run(access))
+            answer: Answer = await maybe_await(run(access, tries))
         except BaseException as error:
             raised.append(error)
             raise
@@ -453,12 +441,6 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
             raise ValueError(f"the endpoint answered {answer.status}, which is not a final response")
         answers.append(answer)
         return Response(answer.status, answer.body, guard.stored_headers(answer.headers))
-
-    async def handler(tx: Any) -> Response:
-        return await respond(Access(scope, key, tx))
-
-    async def function(job: Any) -> Response:
-        return await respond(Access(scope, key, job=job))
 
     try:
         in_form = guard.form_field is not None and exchange.may_have_form_key
@@ -486,20 +468,20 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
 
         async def perform(call: Any) -> Result:
             if key is None:
-                return await client.core.transaction(call, handler)
+                return await client.core.transaction(call, lambda tx: respond(Access(scope, key, tx)))
             if guard.job:
-                return await client.core.job(call, function, client.job_class)
-            return await client.core.request(call, handler)
+                return await client.core.job(call, lambda job: respond(Access(scope, key, job=job)), client.job_class)
+            return await client.core.request(call, lambda tx: respond(Access(scope, key, tx)))
 
         try:
             result = await perform(call)
         except Exception as error:
-            if has_run or not isinstance(call.request_hash, Statement) or sqlstate(error) not in NO_JSON:
+            if tries or not isinstance(call.request_hash, Statement) or sqlstate(error) not in NO_JSON:
                 raise
             call = replace(call, request_hash=exchange.hash_of_bytes())
             result = await perform(call)
     except Exception as error:
-        refusal = _refused(error, error in raised, guard)
+        refusal = _refused(error, error in raised, call is not None, guard)
         if refusal is None:
             raise
         return refusal

@@ -15,9 +15,8 @@ _last = 0
 def new_key() -> str:
     """A new key: a UUID of version 7.
 
-    Keys that were made together lie together in the index.  Those of one
-    process ascend: the 12 bits after the milliseconds are a fraction of them,
-    and a clock that stands still or goes back is counted on.
+    Keys that were made together lie together in the index.  Those of one process ascend: the 12 bits after the milliseconds
+    are a fraction of them, and a clock that stands still or goes back is counted on.
     """
     global _last
     with _lock:
@@ -29,15 +28,13 @@ def new_key() -> str:
 
 
 def step_key(scope: str, key: str, step: str) -> str:
-    """The key of a step of a job: the same in all attempts, and another one
-    for each scope, key and step.  32 hexadecimal digits."""
+    """The key of a step of a job: the same in all attempts, and another one for each scope, key and step.  32 hexadecimal digits."""
     parts = "".join(f"{len(part.encode())}:{part}" for part in (scope, key, step))
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 
 
 def request_hash(method: str, path: str, body: bytes = b"") -> bytes:
-    """What idem_request_hash(method, path, body::bytea) returns, without the
-    way to the server."""
+    """What idem_request_hash(method, path, body::bytea) returns, without the way to the server."""
     hasher = request_hasher(method, path)
     hasher.update(body)
     return hasher.digest()

@@ -1,9 +1,8 @@
 """
 Values as literals of SQL, and results as values, for the statements that go out together with BEGIN or COMMIT.
 
-The types that the functions take and return are converted here, several times as fast as psycopg's cursors
-do it; psycopg converts all others.  A value is read from a result when it is asked for, because each call into libpq
-lets another thread run.
+The types that the functions take and return are converted here, several times as fast as psycopg's cursors do it; psycopg converts
+all others.  A value is read from a result when it is asked for, because each call into libpq lets another thread run.
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ from .functions import JsonText
 
 def literals(values: Sequence[Any], connection: Any) -> list[str]:
     """Whatever standard_conforming_strings and client_encoding are: the server converts a query before it reads it."""
-    try:
-        return [_WRITTEN[type(value)](value) for value in values]
-    except KeyError:
-        return [sql.Literal(value).as_string(connection) if type(value) not in _WRITTEN else _WRITTEN[type(value)](value)
-                for value in values]
+    return [_WRITTEN.get(type(value), lambda other: sql.Literal(other).as_string(connection))(value) for value in values]
 
 
 def _text(value: str) -> str:
@@ -57,47 +52,35 @@ _READ: dict[int, Callable[[bytes, str], Any]] = {
 }
 
 
-class Rows(Sequence[Any]):
+def rows_of(result: Any, encoding: str, connection: Any, types: dict[int, int]) -> list[Row]:
     """The rows of a result whose format is text.  types: the OIDs of its columns, as far as they are known."""
+    others: dict[int, Callable[[bytes, str], Any]] = {}
 
-    def __init__(self, result: Any, encoding: str, connection: Any, types: dict[int, int]) -> None:
-        self.result, self.encoding, self.types = result, encoding, types
-        self._connection = connection
-        self._readers: dict[int, Callable[[bytes, str], Any]] = {}
-
-    def __len__(self) -> int:
-        return int(self.result.ntuples)
-
-    def __getitem__(self, number: Any) -> Row:
-        return Row(self, number)
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter([Row(self, number) for number in range(len(self))])
-
-    def reader(self, column: int) -> Callable[[bytes, str], Any]:
-        oid = self.types.get(column)
+    def read(column: int, found: bytes) -> Any:
+        oid = types.get(column)
         if oid is None:
-            oid = self.types[column] = self.result.ftype(column)
-        found = _READ.get(oid) or self._readers.get(oid)
-        if found is None:
-            load = Transformer(self._connection).get_loader(oid, Format.TEXT).load
-            found = self._readers[oid] = lambda text, encoding: load(text)
-        return found
+            oid = types[column] = result.ftype(column)
+        reader = _READ.get(oid) or others.get(oid)
+        if reader is None:
+            load = Transformer(connection).get_loader(oid, Format.TEXT).load
+            reader = others[oid] = lambda text, encoding: load(text)
+        return reader(found, encoding)
+
+    return [Row(result, number, read) for number in range(result.ntuples)]
 
 
 class Row(Sequence[Any]):
-    __slots__ = ("_rows", "_number")
+    __slots__ = ("_result", "_number", "_read")
 
-    def __init__(self, rows: Rows, number: int) -> None:
-        self._rows, self._number = rows, number
+    def __init__(self, result: Any, number: int, read: Callable[[int, bytes], Any]) -> None:
+        self._result, self._number, self._read = result, number, read
 
     def __len__(self) -> int:
-        return int(self._rows.result.nfields)
+        return int(self._result.nfields)
 
     def __getitem__(self, column: Any) -> Any:
-        rows = self._rows
-        found = rows.result.get_value(self._number, column)
-        return None if found is None else rows.reader(column)(found, rows.encoding)
+        found = self._result.get_value(self._number, column)
+        return None if found is None else self._read(column, found)
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self[column] for column in range(len(self))])

@@ -1,11 +1,9 @@
 """
 The double: the same interface in memory, for unit tests.
 
-It performs the statements of functions.py as the server would, in
-transactions that commit or are undone.  What a transaction has changed, others
-see when it has committed; who wants to change the same waits for it, in short
-naps.  There is one lock around each statement, so threads may share it.
-Nothing outlives the process.
+It performs the statements of functions.py as the server would, in transactions that commit or are undone.  What a
+transaction has changed, others see when it has committed; who wants to change the same waits for it, in short naps.  There
+is one lock around each statement, so threads may share it.  Nothing outlives the process.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from types import NoneType
@@ -31,8 +29,7 @@ from psycopg import DataError
 
 from . import client
 from .adapter import AdapterSession
-from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, RateLimited,
-                     TransactionEnded)
+from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, KeyInvalid, RateLimited, TransactionEnded)
 from .core import Response
 from .functions import Interval, Statement, json_text
 from .handlers import DEFAULT_TIMEOUT
@@ -79,18 +76,20 @@ class Settings:
 
 @dataclass
 class Record:
+    """With the names of the server's columns, where a value is one."""
+
     request_hash: bytes | None
     token: int
     attempt: int
     expires: float
     lease: float
     state: str = "started"
-    status: int | None = None
-    headers: str | None = None
-    text: str | None = None
-    data: bytes | None = None
-    point: str | None = None
-    saved: str | None = None
+    response_status: int | None = None
+    response_headers_text: str | None = None
+    response_body: str | None = None
+    response_bytes: bytes | None = None
+    recovery_point: str | None = None
+    recovery_state_text: str | None = None
     error: str | None = None
     created: float = 0.0
     completed: float | None = None
@@ -104,8 +103,8 @@ class OutboxMessage:
     message_id: uuid.UUID
     topic: str
     message_key: str | None
-    payload: str
-    headers: str | None
+    payload_text: str
+    headers_text: str | None
     created: float
     due: float
     attempt: int = 0
@@ -119,8 +118,7 @@ class OutboxMessage:
 class Transaction:
     """A transaction of the double, which is the argument of a handler.
 
-    insert() and rows() keep the effects of the code under test, and undo them
-    with the transaction."""
+    insert() and rows() keep the effects of the code under test, and undo them with the transaction."""
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
         self._store, self._runtime = store, runtime
@@ -141,8 +139,7 @@ class Transaction:
     def rows(self, table: str) -> list[dict[str, Any]]:
         """The rows that have been committed, and this transaction's own."""
         with self._store.lock:
-            return [row for owner, row in self._store.rows.get(table, []) if owner.state == "committed" or
-                    owner is self]
+            return [row for owner, row in self._store.rows.get(table, []) if owner.state == "committed" or owner is self]
 
     def _check(self) -> None:
         if self.state != "open":
@@ -193,6 +190,11 @@ class Transaction:
             self.state = "committed" if committed else "rolled back"
             for name in self._locks:
                 del self._store.locks[name]
+
+
+def _seconds(interval: str | None, default: float) -> float:
+    found = seconds(interval)
+    return default if found is None else found
 
 
 def _put(table: dict[Any, Any], key: Any, value: Any) -> None:
@@ -506,8 +508,7 @@ class Store(Monitoring):
 
     def idem_key_is_valid(self, tx: Transaction, key: str | None) -> bool:
         s = self.settings
-        return bool(key is not None and s.key_min_length <= len(key) <= s.key_max_length and
-                    re.fullmatch(r"[A-Za-z0-9_\-:.]+", key))
+        return bool(key is not None and s.key_min_length <= len(key) <= s.key_max_length and re.fullmatch(r"[A-Za-z0-9_\-:.]+", key))
 
     # Request keys
 
@@ -535,9 +536,8 @@ class Store(Monitoring):
         record = self.keys.get((scope, key))
         return record if record is not None and record.expires > time.time() else None
 
-    def idem_claim(self, tx: Transaction, scope: str, key: str, request_hash: bytes | None = None,
-                   ttl: str | None = None, lease: str | None = None, wait: str | None = None,
-                   request: str | None = None) -> dict[str, Any]:
+    def idem_claim(self, tx: Transaction, scope: str, key: str, request_hash: bytes | None = None, ttl: str | None = None,
+                   lease: str | None = None, wait: str | None = None, request: str | None = None) -> dict[str, Any]:
         if request is not None:
             raise NotImplementedError("the double does not keep requests for resume(): test them with a server")
         if not self.idem_key_is_valid(tx, key):
@@ -554,9 +554,8 @@ class Store(Monitoring):
             if holder not in (None, tx):
                 return self._in_progress(found, wait)
             if record.state in ("completed", "erased"):
-                return {**found, "outcome": "replay" if record.state == "completed" else "erased",
-                        "response_status": record.status, "response_headers_text": record.headers,
-                        "response_body": record.text, "response_bytes": record.data,
+                response = {name: value for name, value in vars(record).items() if name.startswith("response_")}
+                return {**found, **response, "outcome": "replay" if record.state == "completed" else "erased",
                         "expires_at": _when(record.expires)}
             if record.state == "started" and holder is tx:
                 return {**found, "outcome": "in_progress"}
@@ -573,17 +572,15 @@ class Store(Monitoring):
                 raise error
             self.new_keys[scope] = [*recent, now]
         tx.hold("key", scope, key)
-        ttl_seconds, lease_seconds = seconds(ttl), seconds(lease)
-        expires = now + (s.default_ttl if ttl_seconds is None else ttl_seconds)
+        expires = now + _seconds(ttl, s.default_ttl)
         made = Record(request_hash if record is None or request_hash is not None else record.request_hash,
                       self._next_token(), record.attempt + 1 if record else 1,
-                      expires, min(expires, now + (s.default_lease if lease_seconds is None else lease_seconds)), created=now, owner=tx,
-                      point=record.point if record else None, saved=record.saved if record else None)
+                      expires, min(expires, now + _seconds(lease, s.default_lease)), created=now, owner=tx,
+                      recovery_point=record.recovery_point if record else None,
+                      recovery_state_text=record.recovery_state_text if record else None)
         tx.change(self.keys, (scope, key), made)
-        return {**found, "outcome": "new", "claim_token": made.token, "attempt": made.attempt,
-                "recovery_point": made.point, "recovery_state_text": made.saved,
-                "lease_expires_at": _when(made.lease), "expires_at": _when(made.expires),
-                "lease_seconds": made.lease - now}
+        return {**found, **vars(made), "outcome": "new", "claim_token": made.token, "lease_seconds": made.lease - now,
+                "lease_expires_at": _when(made.lease), "expires_at": _when(made.expires)}
 
     @staticmethod
     def _in_progress(found: dict[str, Any], wait: str | None) -> dict[str, Any]:
@@ -609,46 +606,42 @@ class Store(Monitoring):
         return record
 
     def _change(self, tx: Transaction, scope: str, key: str, record: Record, **values: Any) -> None:
-        tx.change(self.keys, (scope, key), Record(**{**record.__dict__, **values}))
+        tx.change(self.keys, (scope, key), replace(record, **values))
+
+    def _check_size(self, name: str, value: str | bytes | None) -> None:
+        if len(value.encode() if isinstance(value, str) else value or b"") > self.settings.max_response_size:
+            raise DoubleError("54000", f"{name} too large")
 
     def idem_complete(self, tx: Transaction, scope: str, key: str, response_status: int, response_body: Any = None,
                       response_headers: str | None = None, claim_token: int | None = None) -> bool:
-        size = len(response_body.encode() if isinstance(response_body, str) else response_body or b"")
-        if size > self.settings.max_response_size:
-            raise DoubleError("54000", "response body is too large")
-        if len((response_headers or "").encode()) > self.settings.max_response_size:
-            raise DoubleError("54000", "response headers are too large")
+        self._check_size("response body is", response_body)
+        self._check_size("response headers are", response_headers)
         record = self._held(tx, scope, key, claim_token, "completed")
         if record is None:
             return False
         text = response_body if isinstance(response_body, str) else None
         data = None if response_body is None or text is not None else bytes(response_body)
-        self._change(tx, scope, key, record, state="completed", status=response_status, headers=response_headers,
-                     text=text, data=data, completed=time.time())
+        self._change(tx, scope, key, record, state="completed", response_status=response_status, completed=time.time(),
+                     response_headers_text=response_headers, response_body=text, response_bytes=data)
         return True
 
-    def idem_checkpoint(self, tx: Transaction, scope: str, key: str, recovery_point: str,
-                        recovery_state: str | None = None, lease: str | None = None,
-                        claim_token: int | None = None) -> datetime | None:
-        if len((recovery_state or "").encode()) > self.settings.max_response_size:
-            raise DoubleError("54000", "recovery state is too large")
-        return self._renew(tx, scope, key, lease, claim_token, point=recovery_point, saved=recovery_state)
+    def idem_checkpoint(self, tx: Transaction, scope: str, key: str, recovery_point: str, recovery_state: str | None = None,
+                        lease: str | None = None, claim_token: int | None = None) -> datetime | None:
+        self._check_size("recovery state is", recovery_state)
+        return self._renew(tx, scope, key, lease, claim_token, recovery_point=recovery_point, recovery_state_text=recovery_state)
 
     def idem_heartbeat(self, tx: Transaction, scope: str, key: str, lease: str | None = None,
                        claim_token: int | None = None) -> datetime | None:
         return self._renew(tx, scope, key, lease, claim_token)
 
-    def _renew(self, tx: Transaction, scope: str, key: str, lease: str | None, token: int | None,
-               **values: Any) -> datetime | None:
+    def _renew(self, tx: Transaction, scope: str, key: str, lease: str | None, token: int | None, **values: Any) -> datetime | None:
         record = self._held(tx, scope, key, token, "")
         assert record is not None
-        given = seconds(lease)
-        until = min(record.expires, time.time() + (self.settings.default_lease if given is None else given))
+        until = min(record.expires, time.time() + _seconds(lease, self.settings.default_lease))
         self._change(tx, scope, key, record, lease=until, **values)
         return _when(until)
 
-    def idem_fail(self, tx: Transaction, scope: str, key: str, error: str | None = None,
-                  claim_token: int | None = None) -> bool:
+    def idem_fail(self, tx: Transaction, scope: str, key: str, error: str | None = None, claim_token: int | None = None) -> bool:
         record = self._held(tx, scope, key, claim_token, "failed")
         if record is not None:
             self._change(tx, scope, key, record, state="failed", error=error)
@@ -668,11 +661,7 @@ class Store(Monitoring):
         holder = self.locks.get(("key", scope, key))
         if record is None or holder is not None and holder is not tx and record.owner is holder:
             return {}
-        return {"state": record.state, "attempt": record.attempt, "request_hash": record.request_hash,
-                "response_status": record.status, "response_headers_text": record.headers,
-                "response_body": record.text, "response_bytes": record.data, "error": record.error,
-                "recovery_point": record.point, "recovery_state_text": record.saved,
-                "created_at": _when(record.created), "completed_at": _when(record.completed),
+        return {**vars(record), "created_at": _when(record.created), "completed_at": _when(record.completed),
                 "lease_expires_at": _when(record.lease) if record.state == "started" else None, "expires_at": _when(record.expires)}
 
     def idem_forget(self, tx: Transaction, scope: str, key: str) -> bool:
@@ -684,10 +673,10 @@ class Store(Monitoring):
     def idem_erase(self, tx: Transaction, scope: str, key: str) -> bool:
         tx.hold("key", scope, key)
         record = self._record(scope, key)
-        if record is None or record.state != "completed" and record.error is record.saved is None:
+        if record is None or record.state != "completed" and record.error is record.recovery_state_text is None:
             return False
-        self._change(tx, scope, key, record, state="erased" if record.state == "completed" else record.state, text=None, data=None,
-                     headers=None, error=None, saved=None)
+        self._change(tx, scope, key, record, state="erased" if record.state == "completed" else record.state, error=None,
+                     response_body=None, response_bytes=None, response_headers_text=None, recovery_state_text=None)
         return True
 
     def idem_claim_many(self, tx: Transaction, scope: str, keys: list[str], request_hashes: Any = None,
@@ -695,12 +684,10 @@ class Store(Monitoring):
         return [{**self.idem_claim(tx, scope, key, hash, ttl, lease), "ordinal": n, "key": key}
                 for n, (key, hash) in enumerate(_aligned(keys, request_hashes), 1)]
 
-    def idem_complete_many(self, tx: Transaction, scope: str, keys: list[str], response_statuses: list[int],
-                           response_bodies: Any = None, response_headers: Any = None,
-                           claim_tokens: Any = None) -> list[dict[str, Any]]:
+    def idem_complete_many(self, tx: Transaction, scope: str, keys: list[str], response_statuses: list[int], response_bodies: Any = None,
+                           response_headers: Any = None, claim_tokens: Any = None) -> list[dict[str, Any]]:
         rows = _aligned(keys, response_statuses, response_bodies, response_headers, claim_tokens)
-        return [{"ordinal": n, "key": row[0], "completed": self.idem_complete(tx, scope, *row)}
-                for n, row in enumerate(rows, 1)]
+        return [{"ordinal": n, "key": row[0], "completed": self.idem_complete(tx, scope, *row)} for n, row in enumerate(rows, 1)]
 
     def idem_run(self, tx: Transaction, scope: str, key: str, handler: str, request: str, ttl: str | None = None,
                  wait: str = RUN_WAIT) -> dict[str, Any]:
@@ -714,13 +701,11 @@ class Store(Monitoring):
             returned = Response(200, json.dumps(returned, ensure_ascii=False))
         headers = json_text(returned.headers or None, "headers")
         self.idem_complete(tx, scope, key, returned.status, returned.body, headers)
-        return {**claim, "response_status": returned.status, "response_headers_text": headers,
-                "response_body": returned.body}
+        return {**claim, "response_status": returned.status, "response_headers_text": headers, "response_body": returned.body}
 
     # User actions
 
-    def idem_try_advance(self, tx: Transaction, user_id: str, entity_type: str, entity_id: str,
-                         action_id: int) -> dict[str, Any]:
+    def idem_try_advance(self, tx: Transaction, user_id: str, entity_type: str, entity_id: str, action_id: int) -> dict[str, Any]:
         pair = (user_id, entity_type, entity_id)
         lead = self.settings.max_action_id_lead
         if lead and action_id > (time.time() + lead) * 1000:
@@ -752,12 +737,10 @@ class Store(Monitoring):
                     action_id: int) -> dict[str, Any]:
         return self.idem_set(tx, user_id, entity_type, entity_id, action_type, None, action_id)
 
-    def idem_is_active(self, tx: Transaction, user_id: str, entity_type: str, entity_id: str,
-                       action_type: str) -> bool:
+    def idem_is_active(self, tx: Transaction, user_id: str, entity_type: str, entity_id: str, action_type: str) -> bool:
         return self.actions.get((user_id, entity_type, entity_id, action_type), False)
 
-    def idem_action_states(self, tx: Transaction, user_id: str, entity_type: str,
-                           entity_ids: list[str]) -> list[dict[str, Any]]:
+    def idem_action_states(self, tx: Transaction, user_id: str, entity_type: str, entity_ids: list[str]) -> list[dict[str, Any]]:
         return [{"entity_id": name[2], "action_type": name[3], "is_active": active,
                  "last_action_id": self.versions[name[:3]]} for name, active in sorted(self.actions.items())
                 if name[:2] == (user_id, entity_type) and name[2] in entity_ids]
@@ -784,9 +767,8 @@ class Store(Monitoring):
 
     # Client sequences
 
-    def idem_try_append(self, tx: Transaction, aggregate: str, client_id: str, client_seq: int,
-                        event_count: int = 1, expected_version: int | None = None, allow_gaps: bool = True,
-                        wait: str | None = None) -> dict[str, Any]:
+    def idem_try_append(self, tx: Transaction, aggregate: str, client_id: str, client_seq: int, event_count: int = 1,
+                        expected_version: int | None = None, allow_gaps: bool = True, wait: str | None = None) -> dict[str, Any]:
         last, version = self.sequences.get((aggregate, client_id), 0), self.aggregates.get(aggregate, 0)
         answer = {"last_client_seq": last, "version": version}
         holder = self.locks.get(("sequence", aggregate, client_id))
@@ -820,9 +802,8 @@ class Store(Monitoring):
         tx.hold("token", scope, token)
         if self.tokens.get((scope, token), 0) > time.time():
             return False
-        given = seconds(ttl)
         tx.change(self.tokens_used, (scope, token), time.time())
-        tx.change(self.tokens, (scope, token), time.time() + (self.settings.token_ttl if given is None else given))
+        tx.change(self.tokens, (scope, token), time.time() + _seconds(ttl, self.settings.token_ttl))
         return True
 
     def idem_once_at(self, tx: Transaction, scope: str, token: str) -> datetime | None:
@@ -847,9 +828,8 @@ class Store(Monitoring):
 
     def idem_publish_many(self, tx: Transaction, topics: list[str], payloads: list[str], message_keys: Any = None,
                           headers: Any = None, deliver_after: str | None = None) -> list[dict[str, Any]]:
-        rows = _aligned(topics, payloads, message_keys, headers)
-        return [{"ordinal": n, "message_id": self.idem_publish(tx, row[0], row[1], row[2], row[3], deliver_after)}
-                for n, row in enumerate(rows, 1)]
+        rows = _aligned(topics, payloads, message_keys, headers, [deliver_after])
+        return [{"ordinal": n, "message_id": self.idem_publish(tx, *row)} for n, row in enumerate(rows, 1)]
 
     def _free(self, tx: Transaction, id: int) -> bool:
         return self.locks.get(("message", id)) in (None, tx)
@@ -862,8 +842,7 @@ class Store(Monitoring):
         for message in sorted(self.outbox.values(), key=lambda m: m.id):
             lane = (message.topic, message.message_key or "")
             if not self._free(tx, message.id) or message.state != "pending":
-                if message.state == "pending" and message.message_key is not None and \
-                        message.attempt > 0:
+                if message.state == "pending" and message.message_key is not None and message.attempt > 0:
                     blocked.add(lane)       # another transaction has taken it
                 continue
             if topics is not None and message.topic not in topics:
@@ -877,26 +856,21 @@ class Store(Monitoring):
                 self._update_message(tx, message, state="dead", lease=None)
                 self.counters["messages_dead"] += 1
                 continue
-            given = seconds(lease)
-            taken.append(self._update_message(tx, message, attempt=message.attempt + 1,
-                                              lease=now + (30 if given is None else given)))
+            taken.append(self._update_message(tx, message, attempt=message.attempt + 1, lease=now + _seconds(lease, 30)))
         if not taken and seconds(wait):
             raise _Locked()
-        return [{"id": m.id, "message_id": m.message_id, "topic": m.topic, "message_key": m.message_key,
-                 "payload_text": m.payload, "headers_text": m.headers, "attempt": m.attempt,
-                 "created_at": _when(m.created)} for m in taken]
+        return [{**vars(m), "created_at": _when(m.created)} for m in taken]
 
     def _update_message(self, tx: Transaction, message: OutboxMessage, **values: Any) -> OutboxMessage:
         tx.hold("message", message.id)
-        made = OutboxMessage(**{**message.__dict__, **values})
+        made = replace(message, **values)
         tx.change(self.outbox, message.id, made)
         return made
 
     def _leased(self, tx: Transaction, ids: list[int], attempts: Any) -> Iterator[OutboxMessage]:
         for id, attempt in _aligned(ids, attempts):
             message = self.outbox.get(id)
-            if message is not None and message.state == "pending" and message.lease is not None and \
-                    attempt in (None, message.attempt):
+            if message is not None and message.state == "pending" and message.lease is not None and attempt in (None, message.attempt):
                 yield message
 
     def idem_outbox_ack(self, tx: Transaction, ids: list[int]) -> int:
@@ -914,10 +888,8 @@ class Store(Monitoring):
         if message.lease is None:
             return message.state            # refused before
         dead = message.attempt - message.spared >= self.settings.outbox_max_attempts
-        pause = seconds(retry_after)
-        pause = 2.0 ** (message.attempt - 1) if pause is None else pause
         self._update_message(tx, message, state="dead" if dead else "pending", lease=None, error=error,
-                             due=time.time() + pause)
+                             due=time.time() + _seconds(retry_after, 2.0 ** (message.attempt - 1)))
         return "dead" if dead else "pending"
 
     def idem_outbox_requeue(self, tx: Transaction, ids: list[int] | None = None) -> int:
@@ -926,10 +898,8 @@ class Store(Monitoring):
             self._update_message(tx, message, state="pending", attempt=0, spared=0, due=time.time())
         return len(found)
 
-    def idem_outbox_extend(self, tx: Transaction, ids: list[int], lease: str | None = None,
-                           attempts: Any = None) -> list[int]:
-        given = seconds(lease)
-        return [self._update_message(tx, message, lease=time.time() + (30 if given is None else given)).id
+    def idem_outbox_extend(self, tx: Transaction, ids: list[int], lease: str | None = None, attempts: Any = None) -> list[int]:
+        return [self._update_message(tx, message, lease=time.time() + _seconds(lease, 30)).id
                 for message in list(self._leased(tx, ids, attempts))]
 
     def idem_outbox_release(self, tx: Transaction, ids: list[int], attempts: Any = None) -> int:
@@ -956,8 +926,8 @@ class Store(Monitoring):
         return 0
 
     def idem_abandoned(self, tx: Transaction, older_than: str | None = None) -> list[dict[str, Any]]:
-        given, now = seconds(older_than), time.time()
-        until = now - (300 if given is None else given)
+        now = time.time()
+        until = now - _seconds(older_than, 300)
         found = [(name, record) for name, record in self.keys.items() if record.state == "started" and
                  record.lease <= until and record.expires > now and self.locks.get(("key", *name)) in (None, tx)]
         return [abandoned(*each, now) for each in sorted(found, key=lambda each: each[1].lease)]

@@ -11,10 +11,6 @@ from typing import Any
 
 OUTCOMES = ("new", "replay", "erased", "in_progress", "hash_conflict", "expired")
 APPENDS = ("appended", "duplicate", "overlap", "gap", "in_flight", "version_conflict")
-COUNTERS = (*(f"claims_{o}" for o in OUTCOMES), "takeovers", "completions", "failures", "rate_limited", "advances",
-            "advances_stale", *(f"appends_{o}" for o in APPENDS), "once_first", "once_seen", "messages_published",
-            "messages_taken", "messages_acked", "messages_nacked", "messages_dead", "keys_deleted", "tokens_deleted",
-            "messages_deleted", "cleanup_passes")
 # As the server names them: the metric, its labels, the counter, what it is.
 METRICS: tuple[tuple[str, dict[str, str], str, str], ...] = (
     *(("claims", {"outcome": o}, f"claims_{o}", "Claims, by outcome.") for o in OUTCOMES),
@@ -36,6 +32,7 @@ METRICS: tuple[tuple[str, dict[str, str], str, str], ...] = (
       for t, c in (("keys", "keys_deleted"), ("tokens", "tokens_deleted"), ("outbox", "messages_deleted"))),
     ("cleanup_passes", {}, "cleanup_passes", "Cleanups."),
 )
+COUNTERS = [counter for _, _, counter, _ in METRICS]
 
 
 class Monitoring:
@@ -104,8 +101,7 @@ class Monitoring:
         samples: list[tuple[str, dict[str, str], float, str, str]]
         samples = [(f"idempotency_{name}_total", labels, self.counters[counter], "counter", text)
                    for name, labels, counter, text in METRICS]
-        for table, count, old in (("idem_keys", len(self.keys), expired[0]), ("idem_tokens", len(self.tokens),
-                                                                              expired[1])):
+        for table, count, old in (("idem_keys", len(self.keys), expired[0]), ("idem_tokens", len(self.tokens), expired[1])):
             samples += [("idempotency_records", {"table": table, "state": state}, value, "gauge", "Records, by state.")
                         for state, value in (("live", count - old), ("expired", old))]
         samples += [("idempotency_outbox_messages", {"state": state}, value, "gauge", "Messages, by state.")
@@ -149,5 +145,5 @@ class Monitoring:
 def abandoned(key: tuple[str, str], record: Any, now: float) -> dict[str, Any]:
     """A row of idem_abandoned(), with no more of the key than the server shows."""
     return {"scope": key[0], "key": f'"{key[1][:4]}..." ({len(key[1])} characters)',
-            "age": timedelta(seconds=now - record.lease), "attempt": record.attempt, "recovery_point": record.point,
+            "age": timedelta(seconds=now - record.lease), "attempt": record.attempt, "recovery_point": record.recovery_point,
             "lease_expires_at": datetime.fromtimestamp(record.lease, timezone.utc)}

@@ -32,8 +32,7 @@ class OpenTelemetry:
     def __init__(self, attributes: Callable[[Outcome], Mapping[str, Any]] | None = None) -> None:
         meter = metrics.get_meter(NAME, __version__)
         self._tracer = trace.get_tracer(NAME, __version__)
-        self._requests = meter.create_counter("idempotency.requests", unit="{request}",
-                                              description="Requests and jobs, by their outcome")
+        self._requests = meter.create_counter("idempotency.requests", unit="{request}", description="Requests and jobs, by their outcome")
         self._waits = meter.create_histogram("idempotency.wait.duration", unit="s",
                                              description="How long calls that are allowed to wait took until they had their claim")
         self._attributes = attributes

@@ -1,9 +1,8 @@
 """
 Statements over psycopg, and over what SQLAlchemy calls a connection.
 
-Sessions are connections of the user's pool.  What opens or ends a transaction
-goes out together with the statement beside it, as one query: one round trip, and
-a quarter of the system calls that psycopg's pipeline mode makes.
+Sessions are connections of the user's pool.  What opens or ends a transaction goes out together with the statement beside
+it, as one query: one round trip, and a quarter of the system calls that psycopg's pipeline mode makes.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-import selectors
 import socket
 import threading
 import time
@@ -25,12 +23,12 @@ from psycopg import waiting
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
-from .errors import TransactionEnded, from_call, from_error
+from .errors import IdempotencyError, TransactionEnded, chain, field, from_call, from_error, sqlstate
 from .functions import Statement, quoted, render, sql_of
-from .literals import Rows, literals
+from .literals import literals, rows_of
 from .prepared import ASK, LIST, Prepared, prepared_of
-from .transaction_handle import check_awaited, end, handle_of
-from .runtimes import maybe_await, started
+from .transaction_handle import end, handle_of
+from .runtimes import AsyncRuntime, SyncRuntime, maybe_await, started
 
 T = TypeVar("T")
 ROLLBACK_LIMIT = 5.0
@@ -44,62 +42,24 @@ CONNECT_LIMIT = 10
 
 
 def pool_exhausted(error: BaseException) -> bool:
-    """The pool had no connection in time, or too many callers wait for one: an OperationalError, too."""
-    return isinstance(error, psycopg.OperationalError) and type(error).__module__.startswith("psycopg_pool")
+    """The pool of psycopg or SQLAlchemy had no connection in time, or too many callers wait for one."""
+    module = type(error).__module__
+    return module.startswith("psycopg_pool") or module == "sqlalchemy.exc" and type(error).__name__ == "TimeoutError"
 
 
 def connection_lost(error: BaseException) -> bool:
-    """The connection broke, or the server ended the session."""
-    return isinstance(error, psycopg.OperationalError) and not pool_exhausted(error) and (
-        error.sqlstate is None or error.sqlstate[:2] == "08" or error.sqlstate in ("57P01", "57P02", "57P03"))
+    """The connection broke or could not be made, or the server ended the session: also an error of another driver, and one
+    that an ORM has wrapped."""
+    state = sqlstate(error)
+    if state is not None or isinstance(error, IdempotencyError) or pool_exhausted(error):
+        return (state or "")[:2] == "08" or state in ("57P01", "57P02", "57P03")
+    names = {kind.__name__ for one in chain(error) for kind in type(one).__mro__}
+    return bool(names & {"OperationalError", "InterfaceError", "OSError"})
 
 
 def scope_is_elsewhere(error: BaseException) -> bool:
     """By idem_pin_scope(): the scope lives on another shard, and nothing has been done."""
-    return isinstance(error, psycopg.Error) and error.sqlstate == "55000" and error.diag.schema_name == "idem_guard"
-
-
-class Session(Protocol):
-    """A connection, while it is lent.  handle is the argument of a handler."""
-
-    @property
-    def handle(self) -> Any: ...
-
-    @property
-    def open(self) -> bool:
-        """In a transaction that may still commit."""
-
-    @property
-    def failed(self) -> bool:
-        """In a transaction that can only be rolled back."""
-
-    @property
-    def lost(self) -> bool:
-        """The connection is gone."""
-
-    @property
-    def stores_utf8(self) -> bool:
-        """Any text can be stored as text."""
-
-    async def perform(self, statement: Statement[T]) -> T: ...
-
-    async def begin(self, statement: Statement[T] | None) -> T:
-        """BEGIN and the statement."""
-
-    async def revoke_handle(self) -> None:
-        """Wait for the statement that the handle is in, and refuse all later ones."""
-
-    async def commit(self, statement: Statement[T] | None) -> T:
-        """The statement and COMMIT."""
-
-    async def rollback(self) -> None: ...
-
-    def ended(self) -> bool:
-        """The server has ended the session, even if no statement has failed yet."""
-
-    async def abort(self) -> bool | None:
-        """Cancel the statement that runs, and close the connection.  Synchronous callers do so from another thread.
-        Returns what an Abort does."""
+    return sqlstate(error) == "55000" and field(error, "schema_name") == "idem_guard"
 
 
 class Backend(Protocol):
@@ -117,13 +77,6 @@ class Backend(Protocol):
     @property
     def size(self) -> int | None:
         """How many there are at once, if that is known."""
-
-
-def _cursor(connection: Any) -> Any:
-    """A plain cursor, independent of the connection's cursor_factory and row_factory."""
-    if isinstance(connection, psycopg.AsyncConnection):
-        return psycopg.AsyncCursor(connection, row_factory=tuple_row)
-    return psycopg.Cursor(connection, row_factory=tuple_row)
 
 
 def results_of(link: Any, query: bytes) -> Generator[Any, Any, list[Any]]:
@@ -216,7 +169,7 @@ class PsycopgSession:
             prepared.follow(self._connection)
             if prepared.is_in_doubt and prepared.is_allowed and not after:
                 result, = await self._exchanged([LIST], None, encoding)
-                prepared.found({name for name, in Rows(result, encoding, self._connection, {})})
+                prepared.found({name for name, in rows_of(result, encoding, self._connection, {})})
             text, values = sql_of(statement, self._schema)
             if prepare := prepared.to_prepare(text, len(values)):
                 await self._exchanged([prepare], statement, encoding)
@@ -236,20 +189,18 @@ class PsycopgSession:
             return None
         # A named statement keeps its types; a function that has other ones makes it STALE.
         types = prepared.types[text] if prepared.is_allowed else {}
-        return statement.read(Rows(results[1 if before else 0], encoding, self._connection, types))
+        return statement.read(rows_of(results[1 if before else 0], encoding, self._connection, types))
 
     async def _exchanged(self, commands: list[str], statement: Statement[Any] | None, encoding: str) -> Any:
         """The results of the commands, one of which is that of the statement."""
-        connection, link, lock = self._connection, self._connection.pgconn, self._connection.lock
-        answer = results_of(link, "; ".join(commands).encode(encoding))
+        connection, query = self._connection, "; ".join(commands).encode(encoding)
         try:
             if self._is_async:
-                async with lock:
-                    # psycopg 3.2's own wait() asks a silent server to cancel, and waits for that without an end.
-                    results = await waiting.wait_async(answer, link.socket)
+                async with connection.lock:
+                    results = await self._results(query)
             else:
-                with lock:
-                    results = connection.wait(answer)
+                with connection.lock:
+                    results = await self._results(query)
         except psycopg.Error:
             raise
         except BaseException:
@@ -257,12 +208,20 @@ class PsycopgSession:
             await maybe_await(connection.close())
             raise
         if results[-1].status == ExecStatus.FATAL_ERROR:
-            error = psycopg.errors.error_from_result(results[-1], encoding)
-            known = from_call(error, statement.function, self._schema) if statement else from_error(error)
-            if known is not None:
-                raise known from error
-            raise error
+            raise self._error(psycopg.errors.error_from_result(results[-1], encoding), statement)
         return results
+
+    def _error(self, error: psycopg.Error, statement: Statement[Any] | None) -> BaseException:
+        """Not a local variable of the caller: with the traceback, it would keep the request until a garbage collection."""
+        return (from_call(error, statement.function, self._schema) if statement else from_error(error)) or error
+
+    async def _results(self, query: bytes) -> Any:
+        """Without the connection's lock."""
+        link = self._connection.pgconn
+        if not self._is_async:
+            return self._connection.wait(results_of(link, query))
+        # psycopg 3.2's own wait() asks a silent server to cancel, and waits for that without an end.
+        return await waiting.wait_async(results_of(link, query), link.socket)
 
     def _check_idle(self) -> None:
         if self._status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN):
@@ -296,7 +255,11 @@ class PsycopgSession:
         try:
             await self.revoke_handle(until)
             if not self.lost and self._status != TransactionStatus.IDLE:
-                await self._send_rollback(until)
+                bounded = AsyncRuntime.bounded if self._is_async else SyncRuntime.bounded
+                # A generator that the handler has kept can hold the lock.
+                await bounded(lambda: self._results(b"ROLLBACK"), until - time.monotonic(), self._cut)
+                if self._status != TransactionStatus.IDLE:
+                    raise TimeoutError
             if self._has_open_block:
                 await self._close()
         except BaseException as error:
@@ -304,16 +267,8 @@ class PsycopgSession:
             if not isinstance(error, (psycopg.Error, TimeoutError)):
                 raise                       # cancelled: an answer may still be on its way
 
-    async def _send_rollback(self, until: float) -> None:
-        """Without the driver's own wait, which has no end."""
-        link = self._connection.pgconn
-        link.send_query(b"ROLLBACK")
-        while True:
-            while link.flush() or link.is_busy():
-                await readable(link.socket, until, self._is_async)
-                link.consume_input()
-            if link.get_result() is None:
-                return
+    async def _cut(self) -> None:
+        cut(self._connection)
 
     async def revoke_handle(self, until: float | None = None) -> None:
         handle, self.handle = self.handle, None
@@ -334,7 +289,7 @@ class PsycopgSession:
         finally:
             end(handle)
         if until is None:
-            check_awaited(handle)
+            handle._unawaited.check()
             if self._has_open_block:
                 raise TransactionEnded("the handler left a block of transaction() or pipeline() open")
             if self._status == TransactionStatus.ACTIVE:
@@ -343,8 +298,7 @@ class PsycopgSession:
     @property
     def _has_open_block(self) -> bool:
         """A block of transaction() or pipeline() has not ended.  psycopg refuses COMMIT on this connection from then on."""
-        return bool(getattr(self._connection, "_num_transactions", 0)
-                    or not self.lost and self._connection.pgconn.pipeline_status)
+        return bool(getattr(self._connection, "_num_transactions", 0) or not self.lost and self._connection.pgconn.pipeline_status)
 
     def ended(self) -> bool:
         if not hasattr(select, "poll"):     # eventlet removes it
@@ -450,23 +404,6 @@ async def locked(connection: Any, until: float | None) -> AsyncIterator[None]:
         lock.release()
 
 
-async def readable(fileno: int, until: float, asynchronous: bool) -> None:
-    """Wait until there is something to read.  Raises TimeoutError at that time."""
-    left = max(0.0, until - time.monotonic())
-    if not asynchronous:
-        with selectors.DefaultSelector() as selector:
-            selector.register(fileno, selectors.EVENT_READ)
-            if not selector.select(left):
-                raise TimeoutError
-        return
-    loop, event = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(fileno, event.set)
-    try:
-        await asyncio.wait_for(event.wait(), left)
-    finally:
-        loop.remove_reader(fileno)
-
-
 class OpenedSession:
     """The context manager of a session: it opens a connection by a context manager of either kind."""
 
@@ -555,7 +492,8 @@ async def execute(handle: Any, statement: Statement[T], schema: str) -> T:
             # A cursor's results are its owner's: use another one.
             connection = getattr(handle, "connection", handle)
             query, values = sql_of(statement, schema)
-            cursor = _cursor(connection)
+            kind = psycopg.AsyncCursor if isinstance(connection, psycopg.AsyncConnection) else psycopg.Cursor
+            cursor: Any = kind(connection, row_factory=tuple_row)
             await maybe_await(cursor.execute(query, values))
             return statement.read(await maybe_await(cursor.fetchall()))
         if hasattr(handle, "perform_statement"):    # the double's

@@ -1,12 +1,11 @@
 """
 Named statements: the server parses and plans each text once for a connection.
 
-A text gets its name at the second use on a connection.  In the first exchange, the server is asked
-for its process id: if it is not the connection's own, a pooler is in between, which might
-send the next transaction to another session.  A session that has lost them (DISCARD ALL,
-DEALLOCATE ALL) or whose functions have changed answers STALE; that connection does without
-them from then on.  psycopg deallocates all statements after a rollback or a DROP, if it has prepared some
-of its own: then the session is asked for those that it still has.
+A text gets its name at the second use on a connection.  In the first exchange, the server is asked for its process id: if
+it is not the connection's own, a pooler is in between, which might send the next transaction to another session.  A session
+that has lost them (DISCARD ALL, DEALLOCATE ALL) or whose functions have changed answers STALE; that connection does without
+them from then on.  psycopg deallocates all statements after a rollback or a DROP, if it has prepared some of its own: then
+the session is asked for those that it still has.
 """
 
 from __future__ import annotations

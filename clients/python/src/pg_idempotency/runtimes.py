@@ -1,9 +1,8 @@
 """
 The two runtimes of the core: threads, and asyncio.
 
-The core is written in coroutines.  The asynchronous runtime awaits them.  The
-synchronous one runs them without an event loop.  Nothing that they await there
-suspends, because maybe_await() passes on what a synchronous driver returns.  So
+The core is written in coroutines.  The asynchronous runtime awaits them.  The synchronous one runs them without an event
+loop.  Nothing that they await there suspends, because maybe_await() passes on what a synchronous driver returns.  So
 everything but this file is written once.
 """
 
@@ -18,7 +17,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar, cast
 
 from .errors import TimedOut
 
@@ -57,45 +56,10 @@ def synchronous(manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
         run(manager.__aexit__(None, None, None))
 
 
-Abort = Callable[[], Coroutine[Any, Any, Any]]
+Work = Callable[[], Coroutine[Any, Any, Any]]
+Abort = Work
 """Ends the work of another thread or task.  Its result is whether the task has to be cancelled once more: asyncpg's close() can
 wait for ever for the end of a statement, even if the connection is closed."""
-
-
-class Background(Protocol):
-    """Something that runs beside the caller."""
-
-    async def stop(self) -> None:
-        """Wait for its end, but not longer than STOP_LIMIT."""
-
-
-class Runtime(Protocol):
-    asynchronous: bool
-
-    async def sleep(self, seconds: float) -> None: ...
-
-    def place(self) -> object:
-        """Where waiters can be woken: of several event loops, the one that runs."""
-
-    def event(self) -> Any:
-        """A threading.Event or an asyncio.Event."""
-
-    async def shared(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Callers that ask for the same name at once share one result, or make it one after
-        the other.  The cancellation of one caller does not end the work for the others."""
-
-    async def wait(self, event: Any, seconds: float) -> bool:
-        """Until the event is set, which is True, or the time is over."""
-
-    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Background:
-        """Run it in a thread or a task of its own."""
-
-    async def defer(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run it later; the caller does not wait for it."""
-
-    async def bounded(self, work: Callable[[], Any], left: float | None, abort: Abort, ended: Callable[[], bool] | None = None) -> Any:
-        """The result of the work.  When the time that is left is over, or ended()
-        is true, which is asked every second: abort(), and after its end None or any error."""
 
 
 def started(work: Callable[..., Any], *arguments: Any) -> bool:
@@ -196,15 +160,6 @@ class _Watchdog:
             watched.aborted.set()
 
 
-class _Thread:
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._thread = threading.Thread(target=lambda: run(work()), name=THREAD, daemon=True)
-        self._thread.start()
-
-    async def stop(self) -> None:
-        self._thread.join(STOP_LIMIT)
-
-
 MAX_DEFERRING = 10
 """Threads at most that do deferred work: one that a silent server keeps does not delay the others."""
 
@@ -214,10 +169,10 @@ class _Deferring:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[Callable[[], Coroutine[Any, Any, None]]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._threads = self._deferred = 0
 
-    def add(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def add(self, work: Work) -> None:
         with self._lock:
             self._queue.put(work)
             self._deferred += 1
@@ -256,6 +211,8 @@ if hasattr(os, "register_at_fork"):
 
 
 class SyncRuntime:
+    """For threads."""
+
     asynchronous = False
 
     def __init__(self) -> None:
@@ -266,29 +223,46 @@ class SyncRuntime:
         time.sleep(seconds)
 
     def place(self) -> object:
-        return None
+        """Where waiters can be woken: in this process; of several event loops, in the one that runs."""
+        return os.getpid()
 
-    def event(self) -> threading.Event:
+    def event(self) -> Any:
         return threading.Event()
 
     async def shared(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Callers that ask for the same name at once share one result, or make it one after
+        the other.  The cancellation of one caller does not end the work for the others."""
         with self._lock:
             one_by_one = self._names.setdefault(name, threading.Lock())
         with one_by_one:
             return await make()
 
-    async def wait(self, event: threading.Event, seconds: float) -> bool:
-        return event.wait(seconds)
+    async def wait(self, event: Any, seconds: float) -> bool:
+        """Until the event is set, which is True, or the time is over."""
+        return bool(event.wait(seconds))
 
-    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Background:
-        return _Thread(work)
+    def start(self, work: Work) -> Work:
+        """Run it beside the caller.  Returns a function that waits for its end, but not longer than STOP_LIMIT."""
+        thread = threading.Thread(target=lambda: run(work()), name=THREAD, daemon=True)
+        thread.start()
 
-    async def defer(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def stop() -> None:
+            thread.join(STOP_LIMIT)
+
+        return stop
+
+    async def defer(self, work: Work) -> None:
+        """Run it later; the caller does not wait for it."""
         _deferring.add(work)
+
+    async def finish(self, work: Work) -> None:
+        """Run it to its end, also if the caller is cancelled."""
+        await work()
 
     @staticmethod
     async def bounded(work: Callable[[], Any], left: float | None, abort: Abort, ended: Callable[[], bool] | None = None) -> Any:
-        """A thread cannot be interrupted: wait until the work returns."""
+        """The result of the work.  When the time that is left is over, or ended() is true, which is asked every second:
+        abort(), and after its end None or any error.  A thread cannot be interrupted: it waits until the work returns."""
         watched = _WatchedCall(time.monotonic() + left if left is not None else float("inf"), abort, ended)
         try:
             _watchdog.add(watched)
@@ -297,39 +271,13 @@ class SyncRuntime:
             _watchdog.remove(watched)
 
 
-async def answered(runtime: Runtime, send: Callable[[], Any], limit: float | None, abort: Abort) -> Any:
-    """The server's answer.  If there is none within the limit, close the connection with abort() and raise TimedOut."""
-    silent = False
-
-    async def end() -> Any:
-        nonlocal silent
-        silent = True
-        return await abort()
-
-    try:
-        found = await runtime.bounded(send, limit, end)
-    except Exception as error:
-        if silent:
-            raise TimedOut(f"the server did not answer within {limit:g} s") from error
-        raise
-    if silent:
-        raise TimedOut(f"the server did not answer within {limit:g} s")
-    return found
-
-
-class _Task:
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._task = asyncio.ensure_future(work())
-
-    async def stop(self) -> None:
-        await asyncio.wait({self._task}, timeout=STOP_LIMIT)
-
-
 class AsyncRuntime:
+    """For asyncio; see SyncRuntime."""
+
     asynchronous = True
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._shared: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Task[Any]] = {}
 
     async def sleep(self, seconds: float) -> None:
@@ -338,7 +286,7 @@ class AsyncRuntime:
     def place(self) -> object:
         return asyncio.get_running_loop()
 
-    def event(self) -> asyncio.Event:
+    def event(self) -> Any:
         return asyncio.Event()
 
     async def shared(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -350,24 +298,32 @@ class AsyncRuntime:
         result: T = await asyncio.shield(task)
         return result
 
-    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
+    async def wait(self, event: Any, seconds: float) -> bool:
         try:
             await asyncio.wait_for(event.wait(), seconds)
         except asyncio.TimeoutError:
             return False
         return True
 
-    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Background:
-        return _Task(work)
-
-    async def defer(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def start(self, work: Work) -> Work:
         task = asyncio.ensure_future(work())
+        return lambda: asyncio.wait({task}, timeout=STOP_LIMIT)
+
+    async def defer(self, work: Work) -> None:
+        self._started(work)
+
+    async def finish(self, work: Work) -> None:
+        await asyncio.shield(self._started(work))
+
+    def _started(self, work: Work) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.ensure_future(work())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     @staticmethod
     async def bounded(work: Callable[[], Any], left: float | None, abort: Abort, ended: Callable[[], bool] | None = None) -> Any:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        loop, task = asyncio.get_running_loop(), cast("asyncio.Task[Any]", asyncio.current_task())
         scope = asyncio.timeout(left)
         works, is_cancelled_again = True, False
         aborting: asyncio.Task[None] | None = None
@@ -375,7 +331,7 @@ class AsyncRuntime:
 
         async def aborted() -> None:
             nonlocal is_cancelled_again
-            if await abort() and works and task:
+            if await abort() and works:
                 is_cancelled_again = task.cancel()
 
         def abort_now() -> None:
@@ -399,9 +355,10 @@ class AsyncRuntime:
                     return await maybe_await(work())
                 finally:
                     works = False
-                    if is_cancelled_again and task:
+                    if is_cancelled_again:
                         task.uncancel()
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError):
+            # CancelledError: also where anyio 3 has cancelled the task before, which it leaves counted.
             if not scope.expired():
                 raise
         finally:
@@ -409,3 +366,26 @@ class AsyncRuntime:
                 timer.cancel()
             if scope.expired():
                 await (aborting or aborted())
+
+
+Runtime = SyncRuntime | AsyncRuntime
+
+
+async def answered(runtime: Runtime, send: Callable[[], Any], limit: float | None, abort: Abort) -> Any:
+    """The server's answer.  If there is none within the limit, close the connection with abort() and raise TimedOut."""
+    silent = False
+
+    async def end() -> Any:
+        nonlocal silent
+        silent = True
+        return await abort()
+
+    try:
+        found = await runtime.bounded(send, limit, end)
+        if silent:
+            raise TimeoutError
+        return found
+    except Exception as error:
+        if silent:
+            raise TimedOut(f"the server did not answer within {limit:g} s") from error
+        raise

@@ -1,10 +1,9 @@
 """
 Where scopes live: on one server, or on the shards of a router.
 
-The core asks for the server of a scope, and gets a session there.  The router is
-asked once for each scope, and its answer is cached.  That may be old: so each
-transaction begins with idem_pin_scope(), in the statement that comes first anyhow,
-and a shard that the scope has left refuses it before anything is done.
+The core asks for the server of a scope, and gets a session there.  The router is asked once for each scope, and its answer
+is cached.  That may be old: so each transaction begins with idem_pin_scope(), in the statement that comes first anyhow, and
+a shard that the scope has left refuses it before anything is done.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .errors import IdempotencyError, ScopeMoving, restated, sqlstate
-from .functions import Statement, find_shard, pin_scope, shard_of, with_pinned_scope
+from .functions import Statement, scalar, with_pinned_scope
 from .postgres import Backend, connection_lost
 from .runtimes import Runtime, answered, maybe_await
 
@@ -33,23 +32,6 @@ UNDEFINED = {"42883", "42P01"}
 """undefined_function and undefined_table."""
 
 
-class Waiters:
-    """Limits the number of a pool's connections that wait in the database at the same time."""
-
-    def __init__(self, limit: int) -> None:
-        # Without a lock, which the exception of a signal handler could leave locked.
-        self._free = [True] * limit
-
-    def enter(self) -> bool:
-        try:
-            return self._free.pop()
-        except IndexError:
-            return False
-
-    def leave(self) -> None:
-        self._free.append(True)
-
-
 class Server:
     """A server with the extension: its sessions, and how many of them may wait."""
 
@@ -57,7 +39,8 @@ class Server:
         if max_waiters is None:
             max_waiters = backend.size // 2 if backend.size else DEFAULT_WAITERS
         self.backend = backend
-        self.waiters = Waiters(max_waiters)
+        self.free = [True] * max_waiters
+        """A place for each that may still wait.  Without a lock, which the exception of a signal handler could leave locked."""
 
 
 class Servers:
@@ -93,8 +76,7 @@ class Servers:
 class Shards(Servers):
     """The user's connect(conninfo) returns a source, of which make_server(source) makes a Server."""
 
-    def __init__(self, router: Backend, connect: Callable[[str], Any], make_server: Callable[[Any], Server],
-                 runtime: Runtime) -> None:
+    def __init__(self, router: Backend, connect: Callable[[str], Any], make_server: Callable[[Any], Server], runtime: Runtime) -> None:
         super().__init__(Server(router, 0))
         self._connect, self._make_server, self._runtime = connect, make_server, runtime
         self._lock = threading.Lock()
@@ -135,18 +117,18 @@ class Shards(Servers):
         return with_pinned_scope(statement)
 
     def pin(self, scope: str | None) -> Statement[str] | None:
-        return None if scope is None else pin_scope(scope)
+        return None if scope is None else scalar("idem_pin_scope", scope=scope)
 
     async def _ask_router(self, scope: str, until: float) -> str:
         """The connection string of the scope's shard."""
         lost = 0
-        question = find_shard if scope in self._refused else shard_of
+        # After a refusal, the router asks all shards.
+        question: Statement[str] = scalar("idem_find_shard" if scope in self._refused else "idem_shard", scope=scope)
         self._refused.discard(scope)
         while True:
             try:
                 async with self.server.backend.session() as session:
-                    found: str = await answered(self._runtime, lambda: session.perform(question(scope)),
-                                                ROUTER_LIMIT, session.abort)
+                    found: str = await answered(self._runtime, lambda: session.perform(question), ROUTER_LIMIT, session.abort)
                     return found
             except Exception as error:
                 left = until - time.monotonic()

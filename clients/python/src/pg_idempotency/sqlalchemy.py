@@ -4,11 +4,9 @@ SQLAlchemy: requests and jobs on the connections of an Engine or AsyncEngine.
 	Idempotency(SQLAlchemy(engine))
 	AsyncIdempotency(SQLAlchemy(engine, sessionmaker(class_=AsyncSession)))
 
-The handler gets the Connection of the claim's transaction or, with a factory of
-sessions, a Session that joins it.  session.commit() in the handler flushes, and
-the transaction is committed together with the response; begin_nested() makes a
-savepoint.  A Session that chooses another connection (binds, get_bind(),
-bind_arguments) is refused before its first statement.
+The handler gets the Connection of the claim's transaction or, with a factory of sessions, a Session that joins it.
+session.commit() in the handler flushes, and the transaction is committed together with the response; begin_nested() makes a
+savepoint.  A Session that chooses another connection (binds, get_bind(), bind_arguments) is refused before its first statement.
 """
 
 from __future__ import annotations
@@ -123,8 +121,7 @@ class SQLAlchemySession(AdapterSession):
         if session is not None:
             await maybe_await(session.close())
         if self._connection.in_transaction():
-            await maybe_await(self._connection.rollback() if hasattr(self._connection, "rollback")
-                              else self._transaction.rollback())
+            await maybe_await(self._connection.rollback() if hasattr(self._connection, "rollback") else self._transaction.rollback())
         elif self._has_refused:             # SQLAlchemy has ended the transaction, and not taken it from the connection
             await maybe_await(self._transaction.rollback())
         # After an error before COMMIT was sent, as of a listener, SQLAlchemy takes the transaction for ended.
@@ -136,8 +133,9 @@ class SQLAlchemySession(AdapterSession):
         return None if self._connection.closed else self._connection.invalidate()
 
     def _is_gone(self, error: BaseException) -> bool:
-        cause = error if isinstance(error, DBAPIError) else error.__cause__
-        return bool(getattr(cause, "connection_invalidated", False))
+        cause, driver = error if isinstance(error, DBAPIError) else error.__cause__, self._driver()
+        return bool(getattr(cause, "connection_invalidated", False) or driver is not None and
+                    (driver.is_closed() if hasattr(driver, "is_closed") else driver.closed))
 
     def _driver(self) -> Any:
         own = getattr(self._connection, "sync_connection", self._connection)

@@ -7,10 +7,9 @@ Starlette: a decorator for endpoints, and the layer around the application.
 
 	install(app, idempotency)
 
-The guard runs at the endpoint that the router has chosen, behind the application's
-middleware and the decorators above it, for a replay, too.  The handler finds its
-transaction as request.state.idempotency.tx.  It runs to its end, also where the client
-has hung up: its work is committed, and the response is there for the retry.
+The guard runs at the endpoint that the router has chosen, behind the application's middleware and the decorators above it,
+for a replay, too.  The handler finds its transaction as request.state.idempotency.tx.  It runs to its end, also where the
+client has hung up: its work is committed, and the response is there for the retry.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ from .http import GUARD, Access, Answer, Exchange, guarded, no_layer, rewind
 __all__ = ["Access", "Guard", "IdempotencyMiddleware", "install"]
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
-ABANDON = "abandon_on_cancel" if "abandon_on_cancel" in inspect.signature(anyio.to_thread.run_sync).parameters else \
-    "cancellable"
+ABANDON = "abandon_on_cancel" if "abandon_on_cancel" in inspect.signature(anyio.to_thread.run_sync).parameters else "cancellable"
 
 
 class Guard(http.Guard):
@@ -74,11 +72,7 @@ class Guard(http.Guard):
 
 async def _guarded(guard: Guard, exchange: Exchange, request: Request, named: Mapping[str, Any],
                    attempt: Callable[[Request, int], Awaitable[Any]]) -> Response:
-    tries = 0
-
-    async def run(access: Access) -> Answer:
-        nonlocal tries
-        tries += 1
+    async def run(access: Access, tries: int) -> Answer:
         again = request if tries == 1 else await _again(request)
         again.state.idempotency = access
         return await _whole(await attempt(again, tries), again, exchange)
@@ -143,8 +137,7 @@ async def _whole(response: Any, request: Request, exchange: Exchange) -> Answer:
 
     background, response.background = getattr(response, "background", None), None
     # Extensions that cannot be stored are not offered: files by name, trailers, push.
-    extensions = {name: found for name, found in (request.scope.get("extensions") or {}).items()
-                  if not name.startswith("http.response.")}
+    extensions = {name: found for name, found in (request.scope.get("extensions") or {}).items() if not name.startswith("http.response.")}
     # The whole file is stored, and not the range of the first request.
     headers = [one for one in request.scope["headers"] if one[0].lower() not in (b"range", b"if-range")]
     try:

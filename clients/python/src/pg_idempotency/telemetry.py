@@ -1,10 +1,9 @@
 """
 Reports on the calls of a client: to a log, to a hook, and to a tracing library.
 
-The log is "pg_idempotency", at level INFO; its records have the fields of an Outcome but the
-scope, as idempotency_outcome and so on.  A trace continues in duplicates and consumers: the
-traceparent (W3C Trace Context) of a request is stored with its response, in a header that
-never goes out, and put into the headers of messages that are published.
+The log is "pg_idempotency", at level INFO; its records have the fields of an Outcome but the scope, as idempotency_outcome
+and so on.  A trace continues in duplicates and consumers: the traceparent (W3C Trace Context) of a request is stored with
+its response, in a header that never goes out, and put into the headers of messages that are published.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """
 The connection as a handler gets it: usable until the handler's transaction ends.
 
-After that the pool gives the connection to the next request.  A task, a thread
-or a cursor that the handler has started or kept must not write into that
-request's transaction.  So the handle is an object of its own, of a subclass of the
+After that the pool gives the connection to the next request.  A task, a thread or a cursor that the handler has started or
+kept must not write into that request's transaction.  So the handle is an object of its own, of a subclass of the
 connection's class, which shares the attributes of the connection until end().
 """
 
@@ -62,11 +61,6 @@ def unawaited_of(handle: Any) -> Unawaited | None:
     return getattr(handle.connection, "_unawaited", None)
 
 
-def check_awaited(handle: Any) -> None:
-    """Raise TypeError if the handler forgot to await a call."""
-    handle._unawaited.check()
-
-
 def _refused(*_: Any) -> NoReturn:
     raise TransactionEnded("the client ends the transaction: return a response to commit, or raise an error to roll back")
 
@@ -80,8 +74,7 @@ def _missing(handle: Any, name: str) -> NoReturn:
 
 @functools.lru_cache
 def _handle_class(kind: type[Any]) -> type[Any]:
-    own: dict[str, Any] = dict.fromkeys(
-        ("commit", "rollback", "__enter__", "__exit__", "__aenter__", "__aexit__"), _refused)
+    own: dict[str, Any] = dict.fromkeys(("commit", "rollback", "__enter__", "__exit__", "__aenter__", "__aexit__"), _refused)
     if issubclass(kind, psycopg.AsyncConnection):
         def cursor(self: Any, *arguments: Any, **named: Any) -> Any:
             made = kind.cursor(self, *arguments, **named)

@@ -1,13 +1,28 @@
-"""The body of a WSGI request, hashed while the application reads it."""
+"""What Flask and Django share: the environment of a WSGI request, and its body, hashed while the application reads it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+from .client import Defaults
 from .http import Exchange
 
 PIECE = 1 << 16
+
+
+def exchange_of(client: Defaults, environ: dict[str, Any], path: str) -> Exchange:
+    key, length = environ.get("HTTP_IDEMPOTENCY_KEY"), str(environ.get("CONTENT_LENGTH"))
+    return Exchange(client, environ["REQUEST_METHOD"], path, [] if key is None else [key], int(length) if length.isdecimal() else None,
+                    environ.get("CONTENT_TYPE") or "", environ.get("HTTP_CONTENT_ENCODING", "identity") != "identity")
+
+
+def forget_range(environ: dict[str, Any]) -> None:
+    """The whole response is stored, and not the range of the first request, nor that its client has a copy."""
+    for name in ("RANGE", "IF_RANGE", "IF_NONE_MATCH", "IF_MODIFIED_SINCE"):
+        # Of other methods, If-None-Match is a condition that the handler checks.
+        if name.endswith("RANGE") or environ["REQUEST_METHOD"] in ("GET", "HEAD"):
+            environ.pop(f"HTTP_{name}", None)
 
 
 class Input:
