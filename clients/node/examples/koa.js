@@ -18,12 +18,12 @@ export function idempotent(client, options) {
     let answer
     try {
       answer = await serve(client, {
-        method: ctx.method, path: ctx.url, key: keyOf(ctx.req), body,
+        method: ctx.method, path: ctx.originalUrl, key: keyOf(ctx.req), body,
         contentType: ctx.headers['content-type'], contentEncoding: ctx.headers['content-encoding'], native: ctx, scope: () => options.scope(ctx),
       }, options, 'request', async ({ tx }) => own = await handler(ctx, tx, body))
     } finally {
       // Neither an error handler nor another middleware can answer 2xx for work that was rolled back.
-      if (!answer?.committed) refuseSuccess(ctx.res, `${ctx.method} ${ctx.url}`)
+      if (!answer?.committed) refuseSuccess(ctx.res, `${ctx.method} ${ctx.originalUrl}`)
     }
     // The handler's own response can have headers that are not stored.
     const response = answer.first ? own : answer

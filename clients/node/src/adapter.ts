@@ -5,7 +5,7 @@
 import type { EventEmitter } from 'node:events'
 import { TransactionEnded } from './errors.js'
 import type { Row } from './functions.js'
-import type { PoolClientLike, PoolLike, TransactionHandle } from './postgres.js'
+import { isConnectionLost, retryIfDead, type PoolClientLike, type PoolLike, type TransactionHandle } from './postgres.js'
 import type { Parameter } from './values.js'
 
 export interface Adapter<Tx> {
@@ -42,7 +42,19 @@ export const ONE_NESTED = 'await one nested transaction before the next'
 
 /** The pool of an ORM. */
 export function poolOver<Tx extends object>(adapter: Adapter<Tx>): PoolLike<Tx> {
-  return { connect: async () => new AdapterClient(adapter), options: { max: adapter.max }, adapter }
+  return {
+    connect: async () => new AdapterClient(adapter),
+    begin() {
+      const began = performance.now()
+      return retryIfDead(async () => {
+        const client = new AdapterClient(adapter)
+        await client.begin()
+        return client
+        // A dead connection fails at once. A pool that has no free one fails after its own limit.
+      }, (error) => isConnectionLost(error) && performance.now() - began < 1000)
+    },
+    options: { max: adapter.max }, adapter,
+  }
 }
 
 /** If an ORM does not show its client, a statement might be running. */
@@ -65,14 +77,17 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
     return this.#open?.isUnread?.()
   }
 
+  async begin(): Promise<void> {
+    this.#open = await this.adapter.begin()
+    this.handle = limited(this.#open.tx, this.#open.ends ?? [], this.#open.queues)
+    this.#client = this.#open.client
+  }
+
   async query({ text, values }: { text: string; values: Parameter[] }): Promise<{ command: string; rows: Row[] }> {
     const open = this.#open
-    if (text === 'BEGIN') {
-      this.#open = await this.adapter.begin()
-      this.handle = limited(this.#open.tx, this.#open.ends ?? [], this.#open.queues)
-      this.#client = this.#open.client
-      if (this.#onError) this.#client?.on('error', this.#onError)
-    } else if (text === 'COMMIT' || text === 'ROLLBACK') {
+    // pool.begin() has begun it.
+    if (text === 'BEGIN') return { command: text, rows: [] }
+    if (text === 'COMMIT' || text === 'ROLLBACK') {
       if (open?.isNested?.() || this.handle?.isNested()) {
         if (text === 'COMMIT') throw new TransactionEnded('the handler returned before its nested transaction had ended; await it')
         // Its later statements must not run in another transaction on this connection.
@@ -125,6 +140,7 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
 
   on(_: 'error', listener: (error: Error) => void): void {
     this.#onError = listener
+    this.#client?.on('error', listener)
   }
 
   removeListener(): void {}

@@ -10,6 +10,7 @@ import { parse as parseForm } from 'node:querystring'
 import { Readable } from 'node:stream'
 import { promisify } from 'node:util'
 import { brotliDecompress, gunzip, inflate } from 'node:zlib'
+import type { Compared } from './comparison.js'
 
 /** The members of an Express request that this file uses. */
 export interface ParsedRequest extends IncomingMessage {
@@ -18,20 +19,11 @@ export interface ParsedRequest extends IncomingMessage {
   rawBody?: Buffer
 }
 
-/** Reads the body before any parser, and parses it for the handler as Express would. Returns a function that parses it again. */
-export async function readBody(req: ParsedRequest, limit: number): Promise<(() => unknown) | undefined> {
-  if (Buffer.isBuffer(req.rawBody)) return undefined
-  if (Buffer.isBuffer(req.body)) {
-    req.rawBody = req.body
-    return undefined
-  }
-  if (req.readableEnded || (req as { _body?: boolean })._body) {
-    const { document, bytes } = await parsedBody(req)
-    req.rawBody = bytes
-    return () => JSON.parse(document) as unknown
-  }
-  const raw = await wholeBody(req, limit)
-  req.rawBody = raw
+/** The largest body that the guard reads, in bytes, if no option says otherwise. */
+export const BODY_LIMIT = 2 << 20
+
+/** Parses a body that no parser has read as Express would. Returns a function that parses it again. */
+export async function parseBody(req: ParsedRequest, raw: Buffer, limit: number): Promise<(() => unknown) | undefined> {
   // Otherwise a parser would wait for bytes that have been read.
   ;(req as { _body?: boolean })._body = true
   const { 'content-type': contentType = '', 'content-length': length, 'transfer-encoding': chunked } = req.headers
@@ -57,8 +49,8 @@ export async function readBody(req: ParsedRequest, limit: number): Promise<(() =
   return parse
 }
 
-/** If the application has parsed the body, the document is compared, with the files beside it. */
-export async function parsedBody(req: Pick<ParsedRequest, 'method' | 'originalUrl' | 'headers' | 'body'> & Files): Promise<{ document: string; bytes: Buffer }> {
+/** The document that a parser has made is compared, with the files beside it. */
+async function parsedBody(req: Pick<ParsedRequest, 'method' | 'originalUrl' | 'headers' | 'body'> & Files): Promise<{ document: string; body: Buffer }> {
   const document = JSON.stringify(req.body ?? null) ?? 'null'
   const files = filesBeside(req)
   // Express 4 sets {} for a body that it does not parse. express-fileupload, whose files have mv(), sets nothing if there are no fields.
@@ -69,21 +61,24 @@ export async function parsedBody(req: Pick<ParsedRequest, 'method' | 'originalUr
     throw new TypeError(`${req.method} ${req.originalUrl}: the body was read before the guard, and is not in req.body, so it cannot be compared`)
   }
   const contents = await Promise.all(files.map(describedFile))
-  return { document, bytes: Buffer.from(files.length === 0 ? document : JSON.stringify({ ...req.body, 'files of the request': contents })) }
+  return { document, body: Buffer.from(files.length === 0 ? document : JSON.stringify({ ...req.body, 'files of the request': contents })) }
 }
 
 /** The files of multer, express-fileupload and formidable. */
 interface Files { file?: any; files?: object }
 
-/** Returns the bytes to compare of a request in NestJS, on Express or Fastify, and as unread those that no parser has read. */
-export async function bodyOf(request: any, limit: number = request.routeOptions?.bodyLimit ?? 2 << 20) {
+/** The body of a request in Express or NestJS, as it is compared. unread has its bytes if no parser has read them, and document the parsed body as JSON. */
+export async function bodyOf(request: any, limit: number): Promise<Omit<Compared, 'method' | 'path'> & { body: Buffer; form?: object | undefined; unread?: Buffer; document?: string }> {
   const raw = request.raw ?? request
   const { 'content-type': contentType, 'content-encoding': contentEncoding } = request.headers
-  const bytes = [request.rawBody, request.body].find((one): one is Buffer => Buffer.isBuffer(one))
-  if (bytes) return { body: bytes, contentType, contentEncoding }
-  if (raw.readableEnded || request._body) return { body: (await parsedBody(request)).bytes, contentType: 'application/json', form: formOf(request) }
-  const body = await wholeBody(raw, limit)
-  return { body, contentType, contentEncoding, unread: body }
+  const body = [request.rawBody, request.body].find((one): one is Buffer => Buffer.isBuffer(one))
+  if (body) return { body, contentType, contentEncoding }
+  if (raw.readableEnded || request._body) {
+    const isForm = /^(multipart\/form-data|application\/x-www-form-urlencoded)\b/i.test(contentType ?? '')
+    return { ...await parsedBody(request), contentType: 'application/json', form: isForm ? request.body ?? {} : undefined }
+  }
+  const unread = await wholeBody(raw, limit)
+  return { body: unread, contentType, contentEncoding, unread }
 }
 
 /** Prepares a request for each run of its handler. If no parser has read the body, bytes has it. */
@@ -94,7 +89,7 @@ export function preparation(request: IncomingMessage, bytes: Uint8Array | undefi
       readOver?.()
       if (bytes) readOver = replayBody(request, Buffer.from(bytes))
       // Otherwise Express would drop the body of a response that the client has cached, before it is stored.
-      Object.defineProperty(request, 'fresh', { configurable: true, writable: true, value: false })
+      if (request.method === 'GET' || request.method === 'HEAD') Object.defineProperty(request, 'fresh', { configurable: true, writable: true, value: false })
     },
     over() {
       readOver?.()
@@ -153,10 +148,6 @@ function parsedForm(body: string): unknown {
   if (body.split('&', MOST_FIELDS + 1).length > MOST_FIELDS) throw badRequest(413, 'too many parameters', 'parameters.too.many')
   return Object.fromEntries(Object.entries(parseForm(body, '&', '=', { maxKeys: 0 })).filter(([name]) => name !== '__proto__'))
 }
-
-/** The fields of a form that a parser has read. */
-export const formOf = (req: ParsedRequest): object | undefined =>
-  /^(multipart\/form-data|application\/x-www-form-urlencoded)\b/i.test(req.headers['content-type'] ?? '') ? req.body ?? {} : undefined
 
 /**
  * Returns a function that restores the request before the next try: it removes

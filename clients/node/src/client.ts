@@ -13,12 +13,12 @@ import {
 } from './errors.js'
 import {
   coreOver, held,
-  type Core, type HeldClaim, type Lease, type RequestIdentity, type Statement, type Statements, type Timeout, type Ttl, type Wait,
+  type Claim, type Core, type HeldClaim, type Lease, type Lookup, type RequestIdentity, type Statement, type Statements, type Timeout, type Ttl, type Wait,
 } from './functions.js'
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
 import { noteClaim, observed, spanned, traceparent, waiting, withoutTrace, type Observers } from './observe.js'
-import { ANSWER_MS, isConnectionLost, isStale, MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, type Handle, type PoolLike } from './postgres.js'
+import { ANSWER_MS, isConnectionLost, isInDoubt, isStale, MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, unreachable, type Handle, type PoolLike } from './postgres.js'
 import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
 import { checkedNames, describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
@@ -105,15 +105,8 @@ export type TransactionOptions<T> = Timeout & {
   scope?: string
 }
 
-/** The common interface of the clients for a server and of the double in memory. */
-export interface Client<Tx> extends Core {
-  on(handle: Handle): Core
-  newKey(): string
-  /** A transaction without a key. It commits unless the handler throws or commits() returns false. */
-  transaction<T>(handler: (tx: Tx) => Promise<T> | T, options?: TransactionOptions<T>): Promise<T>
-  request(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response): Promise<Result>
-  job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result>
-}
+/** The common interface of the client for a server and of the double in memory. */
+export type Client<Tx> = Omit<Idempotency<Tx>, 'statements'>
 
 /** These depend on the sender or on the moment, not on the request. */
 const NOT_STORED = new Set([401, 403, 408, 425, 429])
@@ -135,24 +128,19 @@ export function problem(type: string, title: string, status: number, detail: str
   }
 }
 
-/** The response as it can be stored. A problem document replaces a response that is too large. */
-function asStorable(response: Response, limit: number, encoding: string):
-  { status: number; body: string | Uint8Array | null; headers: Headers | null; whole: boolean } {
+/** The response as it can be stored under a claim. A problem document replaces a response that is too large. */
+function storedResponse(response: Response, { encoding, ...claim }: HeldClaim, options: RequestOptions) {
   const { status } = response
   const body = typeof response.body === 'string' ? storableText(response.body, encoding) : response.body ?? null
   const trace = traceparent()
   const given = trace === undefined ? response.headers : { ...response.headers, traceparent: trace }
   const headers = given && Object.keys(given).length > 0 ? given : null
+  const limit = Math.min(claim.maxResponseSize, options.maxResponseSize ?? Infinity)
   const size = Math.max(Buffer.byteLength(body ?? ''), Buffer.byteLength(headerDocument(headers, 'headers') ?? ''))
   if (size <= limit) return { status, body, headers, whole: true }
-  const said = problem('response-not-stored', 'Response not stored', status,
-    `The response to this request was larger than the ${limit} bytes that may be stored.`)
-  return { status, body: said.body, headers: said.headers, whole: false }
+  return { whole: false, ...problem('response-not-stored', 'Response not stored', status,
+    `The response to this request was larger than the ${limit} bytes that may be stored.`) }
 }
-
-/** The response as it can be stored under a claim. */
-const storedResponse = (response: Response, claim: HeldClaim, options: RequestOptions): ReturnType<typeof asStorable> =>
-  asStorable(response, Math.min(claim.maxResponseSize, options.maxResponseSize ?? Infinity), claim.encoding)
 
 const NOT_ASCII = /[^\0-\x7f]/gu
 
@@ -169,10 +157,24 @@ function printable(said: string, encoding: string): string {
 }
 
 /** Refuses invalid options when they are set, before any request. */
-export function checkedTimes(options: Ttl & Wait & Lease & Timeout): void {
+export function checkedTimes(options: Times): void {
   for (const name of ['ttl', 'wait', 'lease'] as const) interval(options[name], options[`${name}Ms`], name)
   if (durationMs(options.ttl, options.ttlMs, 'ttl') === 0) throw new TypeError('ttl must not be 0, because the claim would expire before the handler ends; omit it for the default')
-  new Deadline(options, {})
+  new Deadline(options)
+}
+
+type Times = Ttl & Wait & Lease & Timeout
+/** The options of a call, with the client's times in place of those that the call does not state. null is the server's default, or no timeout. */
+function withTimes<T extends Times>(options: T, defaults: Times): T {
+  const made = { ...options } as Record<string, unknown>
+  for (const name of ['ttl', 'wait', 'lease', 'timeout'] as const) {
+    const isStated = options[name] !== undefined || options[`${name}Ms`] !== undefined
+    for (const one of [name, `${name}Ms`] as const) {
+      const value = (isStated ? options : defaults)[one]
+      made[one] = name === 'timeout' ? value : value ?? undefined
+    }
+  }
+  return made as T
 }
 
 const TIMES = ['ttl', 'ttlMs', 'wait', 'waitMs', 'timeout', 'timeoutMs']
@@ -182,7 +184,6 @@ const TRANSACTION = new Set(['commits', 'scope', 'timeout', 'timeoutMs'])
 const REQUEST = new Set([...TIMES, 'scope', 'key', 'requestHash', 'method', 'path', 'body', 'without', 'store', 'maxResponseSize', 'signal'])
 const JOB = new Set([...REQUEST, ...LEASE])
 
-/** Checks the options of a client that both clients have. */
 function checkedClient(options: Options): void {
   checkedNames(options, CLIENT, 'the client')
   checkedTimes(options)
@@ -190,9 +191,6 @@ function checkedClient(options: Options): void {
   if (onOutcome !== undefined && typeof onOutcome !== 'function') throw new TypeError('the option onOutcome must be a function that takes the outcome')
   if (traceKeys !== undefined && typeof traceKeys !== 'boolean') throw new TypeError('the option traceKeys must be true or false')
 }
-
-/** Checks the options of transaction(). */
-const checkedTransaction = (options: object): void => checkedNames(options, TRANSACTION, 'transaction()')
 
 /** Checks the options of a request or a job. */
 function checkedRequest(options: RequestOptions, kind: 'request' | 'job'): void {
@@ -242,14 +240,14 @@ export function newResult(response: Response, stored: boolean): Result {
   }
 }
 
+const storedResult = (outcome: Result['outcome'], row: Claim | Lookup): Result => ({
+  outcome, status: row.responseStatus!, headers: withoutTrace(row.responseHeaders), body: row.responseBytes ?? row.responseBody, replayed: true, stored: true,
+})
+
 /** Returns the result of a claim that is not new, or throws its error. */
 function resultOfClaim(claim: HeldClaim): Result {
   switch (claim.outcome) {
-    case 'replay': case 'erased':
-      return {
-        outcome: claim.outcome, status: claim.responseStatus!, headers: withoutTrace(claim.responseHeaders),
-        body: claim.responseBytes ?? claim.responseBody, replayed: true, stored: true,
-      }
+    case 'replay': case 'erased': return storedResult(claim.outcome, claim)
     case 'in_progress':
       // Most jobs are over long before their lease.
       throw new InProgress(undefined, Math.max(1, Math.min(5, Math.round((claim.leaseMs ?? 0) / 1000))))
@@ -294,18 +292,33 @@ function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined, drop?:
   return new Promise((resolve, reject) => {
     const abort = (): void => {
       reject(signal.reason)
-      if (drop) promise.then(drop, () => undefined)
+      promise.then(drop, () => undefined)
     }
     if (signal.aborted) return abort()
     signal.addEventListener('abort', abort, { once: true })
-    promise.then(resolve, reject).finally(() => signal.removeEventListener('abort', abort)).catch(() => undefined)
+    const over = <V>(settle: (value: V) => void) => (value: V): void => {
+      signal.removeEventListener('abort', abort)
+      settle(value)
+    }
+    promise.then(over(resolve), over(reject))
   })
 }
 
-const ROLLED_BACK = 'the handler rolled its transaction back, or took longer than the ttl of its claim'
+const isLoss = (error: unknown): boolean => error instanceof ClaimLost || error instanceof ClaimNotFound
 
-/** COMMIT was sent, and the connection was lost before the answer. */
-class CommitInDoubt extends Error {}
+/** Also repeats an attempt whose COMMIT is in doubt. The argument of the attempt is whether the one before was. */
+function untilSettled<T>(attempt: (isRepeated: boolean) => Promise<T>): Promise<T> {
+  let doubts = 0
+  return withRetries(async () => {
+    for (;;) {
+      try {
+        return await attempt(doubts > 0)
+      } catch (error) {
+        if (!isInDoubt(error) || ++doubts === 3) throw error
+      }
+    }
+  })
+}
 
 /**
  * Lets one of the waiting duplicates in this process run at a time. The others
@@ -314,10 +327,9 @@ class CommitInDoubt extends Error {}
 class SingleFlight {
   #running = new Map<string, Promise<boolean>>()
 
-  run<T extends RequestOptions>(kind: 'request' | 'job', options: T, defaults: Wait & Observers, run: (options: T) => Promise<Result>): Promise<Result> {
-    const given = options.wait !== undefined || options.waitMs !== undefined ? options : defaults
-    const ms = durationMs(given.wait, given.waitMs, 'wait') ?? 0
-    return observed(kind, options, defaults, () => (ms > 0 ? this.#alone(options, ms, run) : run(options)))
+  run<T extends RequestOptions>(kind: 'request' | 'job', options: T, observers: Observers, run: (options: T) => Promise<Result>): Promise<Result> {
+    const ms = durationMs(options.wait, options.waitMs, 'wait') ?? 0
+    return observed(kind, options, observers, () => (ms > 0 ? this.#alone(options, ms, run) : run(options)))
   }
 
   async #alone<T extends RequestOptions>(options: T, ms: number, run: (options: T) => Promise<Result>): Promise<Result> {
@@ -346,7 +358,7 @@ export interface Idempotency<Tx = PoolClient> extends Core {}
 const waitingConnections = new WeakMap<PoolLike, number>()
 
 /** The client over a pg.Pool or over the pool of an ORM. */
-export class Idempotency<Tx = PoolClient> implements Client<Tx> {
+export class Idempotency<Tx = PoolClient> {
   readonly statements: Statements
   #pool: PoolLike
   #servers: Servers
@@ -387,14 +399,14 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
     return newKey()
   }
 
+  /** A transaction without a key. It commits unless the handler throws or commits() returns false. */
   async transaction<T>(handler: (tx: Tx) => Promise<T> | T, options: TransactionOptions<T> = {}): Promise<T> {
     refuseNested(this.#pool, 'transaction()', 'tx, and savepoints')
-    checkedTransaction(options)
-    const deadline = Deadline.inTransaction(options, this.#defaults)
+    checkedNames(options, TRANSACTION, 'transaction()')
+    const deadline = Deadline.inTransaction(withTimes(options, this.#defaults))
     return withRetries(async () => {
-      const pin = this.#servers.pin(options.scope)
       const session = await this.#opened(options.scope, async (opened) => {
-        await (pin ? opened.begin(pin) : opened.begin())
+        await opened.begin(this.#servers.pin(options.scope))
         return opened
       })
       try {
@@ -420,31 +432,17 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
   async request(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response): Promise<Result> {
     refuseNested(this.#pool, 'request()', 'tx, and the methods of on(tx)')
     checkedRequest(options, 'request')
-    return this.#singleFlight.run('request', options, this.#defaults, (request) => this.#request(request, handler))
-  }
-
-  async #request(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response): Promise<Result> {
-    let inDoubt: unknown
-    let tries = 0
-    const deadline = Deadline.inTransaction(options, this.#defaults)
-    return withRetries(async () => {
-      for (;;) {
-        try {
-          // After a lost answer, the transaction has committed, or will never commit, or has not yet ended.
-          return await (inDoubt ? this.#once({ ...options, wait: IN_DOUBT_WAIT, waitMs: undefined }, handler, deadline, ANSWER_MS)
-            : this.#once(options, handler, deadline))
-        } catch (error) {
-          if (!(error instanceof CommitInDoubt)) throw error
-          inDoubt = error.cause
-          if (++tries === 3) throw inDoubt
-        }
-      }
+    return this.#singleFlight.run('request', withTimes(options, this.#defaults), this.#defaults, (request) => {
+      const deadline = Deadline.inTransaction(request)
+      // After a lost answer, the transaction has committed, or will never commit, or has not yet ended.
+      return untilSettled((isRepeated) => this.#once(isRepeated ? { ...request, wait: IN_DOUBT_WAIT, waitMs: undefined } : request, handler, deadline,
+        isRepeated ? ANSWER_MS : undefined))
     })
   }
 
   /** One transaction. */
   async #once(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response, deadline: Deadline, connectMs?: number): Promise<Result> {
-    const opened = this.#claimed(options, (session, claim, limitMs) => session.begin(claim, limitMs), connectMs)
+    const opened = this.#claimed(options, 'request', connectMs)
     const { session, claim } = await orAbort(opened, options.signal, (late) => void late.session.release())
     if (claim.outcome !== 'new') {
       // The response does not have to wait for the ROLLBACK.
@@ -462,8 +460,7 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
         if (!isOpen) throw new ClaimLost('no transaction')
         await spanned('idempotency.commit', () => session.commit(complete(null)))
       } catch (error) {
-        if (session.inDoubt) throw new CommitInDoubt('', { cause: error })
-        if (!(error instanceof ClaimLost || error instanceof ClaimNotFound)) throw error
+        if (!isLoss(error)) throw error
         // This is not the transaction of the claim. The work of a later one is rolled back, so a retry gets no success.
         const { claimToken } = claim
         await this.#ended(session, isOpen ? this.statements.complete(options.scope, options.key, 500, { claimToken }) : complete(claimToken))
@@ -481,31 +478,31 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
       await session.perform(complete, ANSWER_MS)
     } catch (error) {
       if (!(error instanceof IdempotencyError)) throw error
-      throw new TransactionEnded(ROLLED_BACK, { cause: error })
+      throw new TransactionEnded('the handler rolled its transaction back, or took longer than the ttl of its claim', { cause: error })
     }
-    throw new TransactionEnded('the handler committed its transaction; the response was stored in another one')
+    throw new TransactionEnded('the handler committed its transaction; the key was completed in another one')
   }
 
   /** Opens a session and claims. The claim waits if fewer than maxWaiters sessions do, and always for an own COMMIT in doubt, which has connectMs. */
-  #claimed(options: RequestOptions & Lease,
-    send: (session: Session, claim: Statement<HeldClaim>, limitMs: number) => Promise<HeldClaim>, connectMs?: number):
-    Promise<{ session: Session; claim: HeldClaim }> {
-    const defaults = this.#defaults
-    const wait = options.wait !== undefined || options.waitMs !== undefined ? options : defaults
-    const ttl = options.ttl !== undefined || options.ttlMs !== undefined ? options : defaults
-    const lease = options.lease !== undefined || options.leaseMs !== undefined ? options : defaults
-    const given = { ...identity(options), ...pick(ttl, 'ttl'), ...pick(lease, 'lease') }
+  #claimed(options: RequestOptions & Lease, kind: 'request' | 'job', connectMs?: number): Promise<{ session: Session; claim: HeldClaim }> {
+    const { ttl, ttlMs, lease, leaseMs, wait, waitMs } = options
+    const given = { ...identity(options), ttl, ttlMs, lease, leaseMs }
+    const ms = durationMs(wait, waitMs, 'wait') ?? 0
     return this.#opened(options.scope, async (session, pool) => {
       const waiters = waitingConnections.get(pool) ?? 0
-      const counts = connectMs === undefined && (wait.wait !== undefined || (wait.waitMs ?? 0) > 0) &&
-        waiters < (this.#maxWaiters ?? Math.floor((pool.options?.max ?? 10) / 2))
+      const counts = connectMs === undefined && ms > 0 && waiters < (this.#maxWaiters ?? Math.floor((pool.options?.max ?? 10) / 2))
       const sleeps = counts || connectMs !== undefined
       if (counts) waitingConnections.set(pool, waiters + 1)
       try {
-        const statement = held(this.statements.claim(options.scope, options.key, { ...given, ...(sleeps ? pick(wait, 'wait') : {}) }))
-        const limitMs = ANSWER_MS + (sleeps ? durationMs(wait.wait, wait.waitMs, 'wait') ?? 0 : 0)
+        const statement = held(this.statements.claim(options.scope, options.key, sleeps ? { ...given, wait, waitMs } : given))
+        const limitMs = ANSWER_MS + (sleeps ? ms : 0)
         const began = performance.now()
-        const claim = await spanned('idempotency.claim', () => send(session, statement, limitMs))
+        const claim = await spanned('idempotency.claim', async () => {
+          if (kind === 'job' && !pool.begin) return session.perform(statement, limitMs)
+          const made = await session.begin(statement, limitMs)
+          if (kind === 'job') await session.commit()
+          return made
+        })
         noteClaim(claim, sleeps ? performance.now() - began : 0)
         return { session, claim }
       } catch (error) {
@@ -525,16 +522,18 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
   #opened<T>(scope: string | undefined, begin: (session: Session, pool: PoolLike) => Promise<T>, connectMs?: number, signal?: AbortSignal): Promise<T> {
     return this.#servers.at(scope, async (pool) => {
       for (let tries = 1; ; tries++) {
-        const session = await Session.open(pool, connectMs)
+        const session = await Session.open(pool, true, connectMs)
         const cancel = (): void => session.cancel()
         signal?.addEventListener('abort', cancel, { once: true })
         try {
-          signal?.throwIfAborted()
+          if (signal?.aborted) throw signal.reason
           return await begin(session, pool)
         } catch (error) {
           const isDead = session.lost && !signal?.aborted && !(error instanceof IdempotencyError)
           await session.release()
-          if (!isDead || tries === MAX_CONNECTION_TRIES) throw error
+          if (isDead && tries < MAX_CONNECTION_TRIES) continue
+          if (isDead) unreachable.add(error as Error)
+          throw error
         } finally {
           signal?.removeEventListener('abort', cancel)
         }
@@ -545,13 +544,13 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
   async job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
     refuseNested(this.#pool, 'job()', 'tx, and the methods of on(tx)')
     checkedRequest(options, 'job')
-    return this.#singleFlight.run('job', options, this.#defaults, (request) => this.#job(request, fn))
+    return this.#singleFlight.run('job', withTimes(options, this.#defaults), this.#defaults, (request) => this.#job(request, fn))
   }
 
   async #job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
     const started = performance.now()
     const claim = await orAbort(withRetries(async () => {
-      const { session, claim } = await this.#claimed(options, (opened, statement, limitMs) => opened.perform(statement, limitMs))
+      const { session, claim } = await this.#claimed(options, 'job')
       await session.release()
       if (options.signal?.aborted && claim.outcome === 'new') {
         await this.release(options.scope, options.key, { claimToken: claim.claimToken })
@@ -559,83 +558,50 @@ export class Idempotency<Tx = PoolClient> implements Client<Tx> {
       return claim
     }), options.signal)
     if (claim.outcome !== 'new') return resultOfClaim(claim)
-    const deadline = new Deadline(options, this.#defaults)
-    return runJob(this, options, this.#defaults, claim, started, deadline,
+    const deadline = new Deadline(options)
+    return runJob(this, options, claim, started, deadline,
       (finish, complete) => this.#finish(options, claim, finish, complete, deadline.ofLastStep()), fn)
   }
 
   /** Runs the last step. It begins with a heartbeat, which locks the row, so that no other claimant can take over until COMMIT. */
   async #finish(options: JobOptions, claim: HeldClaim, fn: (tx: Tx) => Promise<Response> | Response,
     complete: (response: Response) => Statement<boolean>, deadline: Deadline): Promise<Result> {
-    let inDoubt: unknown
-    let tries = 0
-    return withRetries(async () => {
-      for (;;) {
-        let session: Session | undefined
-        try {
-          session = await this.#opened(options.scope, async (opened) => {
-            await opened.begin(this.statements.heartbeat(options.scope, options.key,
-              { claimToken: claim.claimToken, ...leaseOf(options, this.#defaults) }))
-            return opened
-          }, inDoubt ? ANSWER_MS : undefined)
-          const opened = session
-          const response = checked(await this.#handle(session, fn, deadline), 'the last step')
-          if (session.status === 'E' || session.status === 'I') {
-            throw new TransactionEnded('the last step ended its transaction, or continued after an error in it')
-          }
-          if (!storable(response.status, options.store)) return newResult(response, false)
-          try {
-            await spanned('idempotency.commit', () => opened.commit(complete(response)))
-          } catch (error) {
-            if (session.inDoubt) throw new CommitInDoubt('', { cause: error })
-            throw error
-          }
-          return newResult(response, storedResponse(response, claim, options).whole)
-        } catch (error) {
-          if (error instanceof CommitInDoubt) {
-            inDoubt = error.cause
-            if (++tries === 3) throw inDoubt
-            continue
-          }
-          // If the record was completed with our token, our transaction committed. An attempt that took over has another token.
-          if (inDoubt && (error instanceof ClaimLost || error instanceof ClaimNotFound) &&
-            await this.complete(options.scope, options.key, 200, { claimToken: claim.claimToken }).then((isNew) => !isNew, () => false)) {
-            const found = await this.lookup(options.scope, options.key)
-            return {
-              outcome: 'new', status: found!.responseStatus!, headers: withoutTrace(found!.responseHeaders),
-              body: found!.responseBytes ?? found!.responseBody, replayed: false, stored: true,
-            }
-          }
-          throw error
-        } finally {
-          await session?.release()
+    const { scope, key } = options
+    const { claimToken } = claim
+    return untilSettled(async (isRepeated) => {
+      let session: Session | undefined
+      try {
+        const opened = session = await this.#opened(scope, async (one) => {
+          await one.begin(this.statements.heartbeat(scope, key, { claimToken, ...leaseOf(options) }))
+          return one
+        }, isRepeated ? ANSWER_MS : undefined)
+        const response = checked(await this.#handle(opened, fn, deadline), 'the last step')
+        if (opened.status === 'E' || opened.status === 'I') {
+          throw new TransactionEnded('the last step ended its transaction, or continued after an error in it')
         }
+        if (!storable(response.status, options.store)) return newResult(response, false)
+        await spanned('idempotency.commit', () => opened.commit(complete(response)))
+        return newResult(response, storedResponse(response, claim, options).whole)
+      } catch (error) {
+        // If the record was completed with our token, our transaction committed. An attempt that took over has another token.
+        if (!isRepeated || !isLoss(error) || await this.complete(scope, key, 200, { claimToken }).catch(() => true)) throw error
+        return { ...storedResult('new', (await this.lookup(scope, key))!), replayed: false }
+      } finally {
+        await session?.release()
       }
     })
   }
 }
 
-/** The interval under the name that was used, with or without Ms. */
-function pick(from: Ttl & Lease & Wait, name: 'ttl' | 'lease' | 'wait'): Record<string, string | number> {
-  const chosen: Record<string, string | number> = {}
-  for (const one of [name, `${name}Ms`] as const) {
-    const value = (from as Record<string, string | number | null | undefined>)[one]
-    if (value !== undefined && value !== null) chosen[one] = value
-  }
-  return chosen
-}
+const leaseOf = ({ lease, leaseMs }: Lease): Lease => ({ lease, leaseMs })
 
-function leaseOf(options: Lease, defaults: Lease): Lease {
-  return pick(options.lease !== undefined || options.leaseMs !== undefined ? options : defaults, 'lease')
-}
-
-/** The part of a job that is the same over a server and in memory. */
-async function runJob<Tx>(core: Core, options: JobOptions, defaults: Lease, claim: HeldClaim, started: number,
-  deadline: Deadline, commit: (fn: (tx: Tx) => Promise<Response> | Response, complete: (response: Response) => Statement<boolean>) => Promise<Result>,
+/** Runs the function of a job under its claim. commit runs the last step. */
+async function runJob<Tx>(core: Idempotency<Tx>, options: JobOptions, claim: HeldClaim, started: number, deadline: Deadline,
+  commit: (fn: (tx: Tx) => Promise<Response> | Response, complete: (response: Response) => Statement<boolean>) => Promise<Result>,
   fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
   const { scope, key } = options
   const claimToken = claim.claimToken!
-  const lease = leaseOf(options, defaults)
+  const lease = leaseOf(options)
   const leaseMs = claim.leaseMs ?? 60_000
   const controller = new AbortController()
   const state = claim.recoveryState
@@ -654,35 +620,35 @@ async function runJob<Tx>(core: Core, options: JobOptions, defaults: Lease, clai
       controller.abort(error instanceof ClaimLost ? error : new ClaimLost('the claim was lost', { cause: error }))
     }
   }
-  const isLoss = (error: unknown): boolean => error instanceof ClaimLost || error instanceof ClaimNotFound
 
-  // Sends heartbeats, and detects the end of the lease if none succeeds.
   let renewed = started
   const isOver = (): boolean => performance.now() - renewed > leaseMs
-  let timer: NodeJS.Timeout
+  let isBeating = false
   const beat = async (): Promise<void> => {
     const sent = performance.now()
-    // The last step sends its own heartbeat, and its transaction holds the row.
-    if (running !== FINISH) {
-      try {
-        await core.heartbeat(scope, key, { claimToken, ...lease })
-        renewed = sent
-      } catch (error) {
-        if (running !== FINISH && !ended && (isLoss(error) || isOver())) return lose(error)
-      }
+    isBeating = true
+    try {
+      await core.heartbeat(scope, key, { claimToken, ...lease })
+      renewed = sent
+    } catch (error) {
+      if (running !== FINISH && !ended && (isLoss(error) || isOver())) lose(error)
     }
-    if (!ended) timer = setTimeout(() => void beat(), pause)
+    isBeating = false
   }
   const pause = Math.min(leaseMs / 3, LONGEST_TIMER)
-  timer = setTimeout(() => void beat(), pause)
-  // A heartbeat without a connection neither succeeds nor fails, so a separate timer detects the end of the lease.
-  let end: NodeJS.Timeout
+  let timer = setTimeout(() => watch(), pause)
+  /** Sends heartbeats, and detects the end of the lease even if a heartbeat gets no connection or no answer. */
   const watch = (): void => {
-    if (ended) return
-    if (running !== FINISH && isOver()) return lose()
-    end = setTimeout(watch, Math.min(Math.max(leaseMs - (performance.now() - renewed), leaseMs / 3) + 1, LONGEST_TIMER))
+    if (ended || controller.signal.aborted) return
+    let next = pause
+    // The last step sends its own heartbeat, and its transaction holds the row.
+    if (running !== FINISH) {
+      if (isOver()) return lose()
+      if (!isBeating) void beat()
+      next = Math.min(pause, renewed + leaseMs - performance.now() + 1)
+    }
+    timer = setTimeout(watch, next)
   }
-  watch()
 
   /** Keeps trying while the scope is being moved and the lease lasts, so that the value of a step is not lost. */
   const whileHeld = async <T>(send: () => Promise<T>): Promise<T> => {
@@ -705,7 +671,7 @@ async function runJob<Tx>(core: Core, options: JobOptions, defaults: Lease, clai
   }
   const complete = (response: Response): Statement<boolean> => {
     const { status, body, headers } = storedResponse(response, claim, options)
-    return (core as unknown as { statements: Statements }).statements.complete(scope, key, status, { body, headers, claimToken })
+    return core.statements.complete(scope, key, status, { body, headers, claimToken })
   }
   const job: Job<Tx> = {
     scope, key, attempt: claim.attempt ?? 1, signal: controller.signal,
@@ -783,7 +749,6 @@ async function runJob<Tx>(core: Core, options: JobOptions, defaults: Lease, clai
   } finally {
     ended = true
     clearTimeout(timer)
-    clearTimeout(end!)
   }
 }
 

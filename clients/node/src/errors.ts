@@ -30,16 +30,16 @@ interface ErrorOptions {
 /** ID001: the key breaks the key rules. */
 export class KeyInvalid extends IdempotencyError {}
 
-/** ID002: too many new keys in this scope. */
-export class RateLimited extends IdempotencyError {
-  /** In how many seconds to try again. */
-  readonly retryAfter: number
-
-  constructor(message: string, retryAfter: number, options: ErrorOptions = {}) {
+/** An error after which the same request can succeed. */
+class TryLater extends IdempotencyError {
+  /** retryAfter: in how many seconds to try again. */
+  constructor(message: string, readonly retryAfter: number, options: ErrorOptions = {}) {
     super(message, options)
-    this.retryAfter = retryAfter
   }
 }
+
+/** ID002: too many new keys in this scope. */
+export class RateLimited extends TryLater {}
 
 /** ID003: another claimant has taken over, or the token is missing. */
 export class ClaimLost extends IdempotencyError {}
@@ -51,13 +51,9 @@ export class ClaimNotFound extends IdempotencyError {}
 export class ActionIdAhead extends IdempotencyError {}
 
 /** The first request is still running. */
-export class InProgress extends IdempotencyError {
-  /** In how many seconds to try again. */
-  readonly retryAfter: number
-
+export class InProgress extends TryLater {
   constructor(message = 'the request is running', retryAfter = 1) {
-    super(message)
-    this.retryAfter = retryAfter
+    super(message, retryAfter)
   }
 }
 
@@ -68,9 +64,10 @@ export class KeyReused extends IdempotencyError {}
 export class KeyExpired extends IdempotencyError {}
 
 /** The scope is being moved to another shard, which takes longer than the client waits. Retry with the same key. */
-export class ScopeMoving extends IdempotencyError {
-  /** In how many seconds to try again. */
-  readonly retryAfter = 1
+export class ScopeMoving extends TryLater {
+  constructor(message: string, options: ErrorOptions = {}) {
+    super(message, 1, options)
+  }
 }
 
 /** The handler took longer than its timeout, and its transaction was rolled back; or the server did not answer. */

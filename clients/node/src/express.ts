@@ -9,7 +9,7 @@
  */
 import type { ServerResponse } from 'node:http'
 import type { PoolClient } from 'pg'
-import { formOf, preparation, readBody, snapshotOf, type ParsedRequest } from './body.js'
+import { BODY_LIMIT, bodyOf, parseBody, preparation, snapshotOf, type ParsedRequest } from './body.js'
 import type { Client } from './client.js'
 import { serveHeld } from './held.js'
 import { checkedClient, keyOf, routeOptions, type Context, type HttpOptions } from './http.js'
@@ -104,14 +104,14 @@ const failed = (next: Next) => (error: unknown): void =>
 
 async function handle(client: Client<any>, options: ExpressOptions<any> & { isMiddleware?: boolean }, kind: 'request' | 'job',
   handler: (req: ExpressRequest, res: ServerResponse, next: Next) => unknown, req: ExpressRequest, res: ServerResponse): Promise<void> {
-  const hasBytes = Buffer.isBuffer(req.rawBody) || Buffer.isBuffer(req.body)
-  const isParsed = !hasBytes && (req.readableEnded || (req as { _body?: boolean })._body === true)
-  const parseAgain = await readBody(req, options.bodyLimit ?? 2 << 20)
+  const limit = options.bodyLimit ?? BODY_LIMIT
+  const { unread, document, ...body } = await bodyOf(req, limit)
+  req.rawBody = body.body
+  const parseAgain = unread ? await parseBody(req, unread, limit) : document === undefined ? undefined : () => JSON.parse(document) as unknown
   const { next: nextBefore } = req as { next?: Next }
-  const prepared = preparation(req, hasBytes || isParsed ? undefined : req.rawBody)
+  const prepared = preparation(req, unread)
   await serveHeld(client, {
-    method: req.method!, path: req.originalUrl, key: keyOf(req), body: req.rawBody!, form: isParsed ? formOf(req) : undefined,
-    contentType: isParsed ? 'application/json' : req.headers['content-type'], contentEncoding: isParsed ? undefined : req.headers['content-encoding'],
+    method: req.method!, path: req.originalUrl, key: keyOf(req), ...body,
     native: req, scope: () => options.scope(req),
   }, options, kind, new BufferedResponse(res, `${req.method} ${req.originalUrl}`), {
     snapshot: () => requestSnapshot(req, res, parseAgain),

@@ -67,7 +67,7 @@ async function idempotency(app: any, options: FastifyOptions): Promise<void> {
       const { headers, raw } = request
       // Over HTTP/2, in inject() and from another hook, a body needs neither header.
       const isEmpty = payload === raw && (raw instanceof IncomingMessage || (raw.stream?.endAfterHeaders ?? headers['content-type'] === undefined))
-      if (isEmpty && headers['content-length'] === undefined && headers['transfer-encoding'] === undefined) {
+      if (isEmpty && Number(headers['content-length'] ?? 0) === 0 && headers['transfer-encoding'] === undefined) {
         // To read the end of the request would end Fastify's handlerTimeout.
         request.rawBody = Buffer.alloc(0)
         return done(null, payload)

@@ -57,21 +57,20 @@ export class Deadline {
   readonly #isStated: boolean
   #at: number | undefined
 
-  constructor(options: Timeout, defaults: Timeout) {
-    this.#isStated = isStated(options) || isStated(defaults)
-    const { timeout, timeoutMs } = isStated(options) ? options : defaults
-    this.#ms = durationMs(timeout, timeoutMs, 'timeout')
+  constructor(options: Timeout) {
+    this.#isStated = isStated(options)
+    this.#ms = durationMs(options.timeout, options.timeoutMs, 'timeout')
     if (this.#ms === 0) throw new TypeError('timeout must not be 0; pass null for no timeout')
   }
 
   /** The deadline of a handler that holds a connection, with a default. */
-  static inTransaction(options: Timeout, defaults: Timeout): Deadline {
-    return new Deadline(options, isStated(defaults) ? defaults : IN_TRANSACTION)
+  static inTransaction(options: Timeout): Deadline {
+    return new Deadline(isStated(options) ? options : IN_TRANSACTION)
   }
 
   /** The deadline of a job's last step, the only step that holds a connection. */
   ofLastStep(): Deadline {
-    return this.#isStated ? this : new Deadline(IN_TRANSACTION, {})
+    return this.#isStated ? this : new Deadline(IN_TRANSACTION)
   }
 
   /** Calls over() once when the time is over. The function that it returns cancels this. */

@@ -109,7 +109,8 @@ export abstract class HeldResponse {
 
   /** A callback of pg runs outside of its handler's context, so after the end, all calls are late. */
   #ignoreLate(): void {
-    const isLate = (name: string): boolean => this.#attempts.isLeftBehind() || this.raw.writableEnded || (this.isSent && /^(write|end|statusCode)$/.test(name))
+    // Over HTTP/2, end() sets writableEnded before it sends the head.
+    const isLate = (name: string): boolean => this.#attempts.isLeftBehind() || (name === 'writeHead' ? this.raw.headersSent : this.raw.writableEnded) || (this.isSent && /^(write|end|statusCode)$/.test(name))
     for (const [target, names] of this.late) ignoreLateCalls(target, isLate, names)
   }
 }

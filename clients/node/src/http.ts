@@ -68,9 +68,8 @@ export function checkedClient(client: Client<any>): void {
   if (typeof (client as Partial<Client<any>> | undefined)?.request !== 'function') throw new TypeError('a guard needs an Idempotency as its client')
 }
 
-/** Every line of the header Idempotency-Key. Adapters that call an application without a server set only the other headers. */
-export const keyOf = (request: any): string | string[] | undefined =>
-  (request.raw ?? request).headersDistinct?.['idempotency-key'] ?? request.headers['idempotency-key']
+/** The header Idempotency-Key. Node joins several lines with commas. */
+export const keyOf = (request: { headers: any }): string | undefined => request.headers['idempotency-key']
 
 /** Refuses invalid options when the route is made. names are the framework's own options. */
 export function checkedOptions(options: HttpOptions<never>, ...names: string[]): void {
@@ -78,7 +77,7 @@ export function checkedOptions(options: HttpOptions<never>, ...names: string[]):
   checkedTimes(options)
   for (const name of ['maxResponseSize', 'bodyLimit'] as const) checkedCount((options as { bodyLimit?: number } & typeof options)[name], name)
   leftOut(options.fingerprint)
-  const { methods, store, headers, formField } = options
+  const { methods, store, headers, formField, scope } = options
   for (const name of ['required', 'strict', 'anyKey', 'job'] as const) {
     // 'no' would be true.
     if (typeof ((options as { job?: unknown } & typeof options)[name] ?? false) !== 'boolean') throw new TypeError(`the option ${name} must be true or false`)
@@ -90,7 +89,7 @@ export function checkedOptions(options: HttpOptions<never>, ...names: string[]):
     // Otherwise the guard would silently guard nothing.
     throw new TypeError("the option methods must be a list of HTTP methods in upper case, such as ['POST', 'PATCH']")
   }
-  if (typeof options.scope !== 'function') throw new TypeError('the option scope must be a function that takes the request and returns the user or tenant')
+  if (typeof scope !== 'function') throw new TypeError('the option scope must be a function that takes the request and returns the user or tenant')
   if (options.conflictStatus !== undefined && options.conflictStatus !== 422 && options.conflictStatus !== 409) {
     throw new TypeError(`the option conflictStatus must be 422 or 409, not ${String(options.conflictStatus)}`)
   }
@@ -124,7 +123,7 @@ export const REPLAYED_HEADERS: readonly string[] = [
 /** The maximum number of bytes of a scope. */
 const MAX_SCOPE = 512
 /** The server is a standby, or lacks resources, or is shutting down or starting. */
-const UNAVAILABLE = /^(25006|53|57P0)/
+const UNAVAILABLE = /^(08|25006|53|57P0)/
 /** The maximum number of characters of a key with the option anyKey. */
 const MAX_KEY = 255
 
@@ -175,13 +174,13 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   const inForm = line !== undefined || formField === null ? []
     : request.form ? [(request.form as Record<string, unknown>)[formField] ?? []].flat() : formKeys(request, formField)
   if (line === undefined && inForm.length === 0 && (required || kind === 'job')) {
-    return refusal(problem('key-required', 'Idempotency-Key required', 400,
-      'This request needs a header Idempotency-Key, a quoted string that is new for each request and the same in each of its retries.'))
+    return refusal('key-required', 'Idempotency-Key required', 400,
+      'This request needs a header Idempotency-Key, a quoted string that is new for each request and the same in each of its retries.')
   }
   const key = line !== undefined ? parseKey(line, strict) : inForm.length === 1 && typeof inForm[0] === 'string' ? inForm[0] : undefined
   if (((line !== undefined || inForm.length > 0) && key === undefined) || (options.anyKey && key !== undefined && (key === '' || key.length > MAX_KEY))) {
-    return refusal(problem('key-invalid', 'Idempotency-Key invalid', 400,
-      options.anyKey ? `The Idempotency-Key is not a string of 1 to ${MAX_KEY} characters.` : line === undefined ? 'The form has more than one key.' : 'The header Idempotency-Key is not one quoted string.'))
+    return refusal('key-invalid', 'Idempotency-Key invalid', 400,
+      options.anyKey ? `The Idempotency-Key is not a string of 1 to ${MAX_KEY} characters.` : line === undefined ? 'The form has more than one key.' : 'The header Idempotency-Key is not one quoted string.')
   }
   const scope = request.scope()
   request.onScope?.()
@@ -192,7 +191,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
       "not logged in, return an id of the session, or throw an error that refuses the visitor")
   }
   if (Buffer.byteLength(scope) > MAX_SCOPE || scope.includes('\0') || !scope.isWellFormed()) {
-    return refusal(problem('scope-invalid', 'Invalid scope', 400, `The user of this request is not named by 1 to ${MAX_SCOPE} bytes of text.`))
+    return refusal('scope-invalid', 'Invalid scope', 400, `The user of this request is not named by 1 to ${MAX_SCOPE} bytes of text.`)
   }
   const { ttl, ttlMs, wait, waitMs, lease, leaseMs, timeout, timeoutMs } = options
   const common = {
@@ -232,33 +231,19 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
         return perform(ofBytes(request))
       })
   } catch (error) {
-    const found = asIdempotencyError(error)
-    if (error instanceof StreamingRefused) {
-      return refusal(problem('streaming-refused', 'Streaming refused', 500, error.message))
-    }
-    if (error instanceof TimedOut) {
-      return refusal(problem('timeout', 'Timed out', 503,
-        'The request took too long. Retry with the same key.'), { 'Retry-After': '1' })
-    }
-    if (found instanceof ActionIdAhead) {
-      return refusal(problem('action-id-ahead', 'Action id too far ahead', 400, "The action id is too far ahead of the server's clock."))
-    }
-    // The framework answers the handler's other errors. In a job, a lost claim is not such an error, so it is refused here.
-    const refused = (error !== thrown || kind === 'job') && found ? refusalOf(found, options.conflictStatus ?? 422, kind) : undefined
+    const refused = refusalOf(error, error === thrown, options.conflictStatus ?? 422, kind)
     if (refused) return refused
     const state = sqlstateOf(error)
     if (RETRIED.has(state ?? '') || (error !== thrown && (UNAVAILABLE.test(state ?? '') || (state === undefined && isUnreachable(error))))) {
       console.error(`pg-idempotency: 503 was sent for ${request.method} ${request.path}:`, error)
-      return refusal(problem('unavailable', 'Service unavailable', 503, 'The database is not available. Retry with the same key.'), { 'Retry-After': '1' })
+      return refusal('unavailable', 'Service unavailable', 503, 'The database is not available. Retry with the same key.', 1)
     }
     throw error
   }
-  if (answer.outcome === 'erased') {
-    return replay({ ...answer, ...problem('response-erased', 'Response erased', answer.status,
-      'This request has run, but its response was erased.') })
-  }
-  if (answer.replayed) return replay(answer)
-  return { first: true, committed: storable(answer.status, store), status: answer.status, headers: answer.headers, body: answer.body }
+  const { status, body, headers: stored } = answer.outcome !== 'erased' ? answer
+    : problem('response-erased', 'Response erased', answer.status, 'This request has run, but its response was erased.')
+  if (answer.replayed) return { first: false, committed: true, status, body, headers: { ...stored, 'Idempotent-Replayed': 'true' } }
+  return { first: true, committed: storable(status, store), status, body, headers: stored }
 }
 
 /** The job, which also calls onFinish() when its last step has committed. */
@@ -271,39 +256,35 @@ function withFinish<Tx>(job: Job<Tx>, onFinish: () => void): Job<Tx> {
   return Object.create(job, { finish: { value: finish } }) as Job<Tx>
 }
 
-function replay(answer: { status: number; headers: Headers; body: string | Buffer | null }): HttpAnswer {
-  return { first: false, committed: true, status: answer.status, headers: { ...answer.headers, 'Idempotent-Replayed': 'true' }, body: answer.body }
+function refusal(type: string, title: string, status: number, detail: string, retryAfter?: number): HttpAnswer {
+  const { headers, body } = problem(type, title, status, detail)
+  return { first: false, committed: false, status, body, headers: { ...headers, ...(retryAfter === undefined ? {} : { 'Retry-After': String(retryAfter) }) } }
 }
 
-function refusal(said: Response & { body: string; headers: Headers }, more: Headers = {}): HttpAnswer {
-  return { first: false, committed: false, status: said.status, headers: { ...said.headers, ...more }, body: said.body }
-}
-
-function refusalOf(error: unknown, conflictStatus: number, kind: 'request' | 'job'): HttpAnswer | undefined {
-  if (error instanceof KeyInvalid) {
-    return refusal(problem('key-invalid', 'Idempotency-Key invalid', 400, sentences(error)))
+/** The answer to an error. The framework answers most errors that the handler has thrown. A lost claim of a job, and its scope's move, are not such errors. */
+function refusalOf(error: unknown, isThrown: boolean, conflictStatus: number, kind: 'request' | 'job'): HttpAnswer | undefined {
+  const found = asIdempotencyError(error)
+  if (error instanceof StreamingRefused) return refusal('streaming-refused', 'Streaming refused', 500, error.message)
+  if (error instanceof TimedOut) return refusal('timeout', 'Timed out', 503, 'The request took too long. Retry with the same key.', 1)
+  if (found instanceof ActionIdAhead) return refusal('action-id-ahead', 'Action id too far ahead', 400, "The action id is too far ahead of the server's clock.")
+  if (isThrown && kind === 'request') return undefined
+  const isLost = kind === 'job' && (found instanceof ClaimLost || found instanceof ClaimNotFound)
+  if (isLost || (found instanceof InProgress && !isThrown)) {
+    return refusal('in-progress', 'Request in progress', 409, 'The first request with this key is still running. Retry with the same key.',
+      found instanceof InProgress ? found.retryAfter : 1)
   }
-  if (error instanceof RateLimited) {
-    return refusal(problem('rate-limited', 'Too many new keys', 429,
-      `There were too many new keys. Retry in ${error.retryAfter} seconds.`), { 'Retry-After': String(error.retryAfter) })
+  if (found instanceof ScopeMoving) {
+    return refusal('scope-moving', 'Scope is being moved', 503, 'What this request is about is being moved to another server. Retry with the same key.', found.retryAfter)
   }
-  if (error instanceof InProgress || (kind === 'job' && (error instanceof ClaimLost || error instanceof ClaimNotFound))) {
-    return refusal(problem('in-progress', 'Request in progress', 409,
-      'The first request with this key is still running. Retry with the same key.'),
-      { 'Retry-After': String(error instanceof InProgress ? error.retryAfter : 1) })
+  if (isThrown) return undefined
+  if (found instanceof KeyInvalid) return refusal('key-invalid', 'Idempotency-Key invalid', 400, sentences(found))
+  if (found instanceof RateLimited) {
+    return refusal('rate-limited', 'Too many new keys', 429, `There were too many new keys. Retry in ${found.retryAfter} seconds.`, found.retryAfter)
   }
-  if (error instanceof ScopeMoving) {
-    return refusal(problem('scope-moving', 'Scope is being moved', 503,
-      'What this request is about is being moved to another server. Retry with the same key.'), { 'Retry-After': String(error.retryAfter) })
+  if (found instanceof KeyReused) {
+    return refusal('key-reused', 'Idempotency-Key reused', conflictStatus, 'This key was used for another request. Send another request with a new key.')
   }
-  if (error instanceof KeyReused) {
-    return refusal(problem('key-reused', 'Idempotency-Key reused', conflictStatus,
-      'This key was used for another request. Send another request with a new key.'))
-  }
-  if (error instanceof KeyExpired) {
-    return refusal(problem('key-expired', 'Idempotency-Key expired', 422, 'This key is too old. Use a new one.'))
-  }
-  return undefined
+  return found instanceof KeyExpired ? refusal('key-expired', 'Idempotency-Key expired', 422, 'This key is too old. Use a new one.') : undefined
 }
 
 /** The server's whole message. */
@@ -419,7 +400,6 @@ export function refuseSuccess(response: ServerResponse, route: string): void {
   const { writeHead, end, _storeHeader: storeHeader } = target
   let body: string | undefined
   let isEnded = false
-  let isEnding = false
   const refuse = (): void => {
     console.error(`pg-idempotency: ${route} was rolled back, and the application answered ${response.statusCode}: 500 was sent`)
     for (const header of response.getHeaderNames()) response.removeHeader(header)
@@ -451,12 +431,12 @@ export function refuseSuccess(response: ServerResponse, route: string): void {
     const real = target[name]!
     target[name] = (...given) => {
       if (body === undefined && isSuccess(response.statusCode)) refuse()
-      // Over HTTP/2, end() calls write().
-      if (body === undefined || isEnding) return real.apply(response, given)
-      isEnding = !isEnded
-      if (isEnding) end!.call(response, body, ...given.filter((one) => typeof one === 'function'))
-      isEnding = false
-      isEnded = true
+      // Over HTTP/2, end() calls write() with the body, later if middleware defers it.
+      if (body === undefined || (name === 'write' && given[0] === body)) return real.apply(response, given)
+      if (!isEnded) {
+        isEnded = true
+        end!.call(response, body, ...given.filter((one) => typeof one === 'function'))
+      }
       return name === 'write' ? true : response
     }
   }

@@ -1,5 +1,5 @@
 /** Requests and jobs in Kysely: new Idempotency(kyselyPool(db)). The handler gets a ControlledTransaction, whose transaction() is a savepoint. */
-import { CompiledQuery, PostgresAdapter, type ControlledTransaction, type Kysely, type QueryExecutor } from 'kysely'
+import { CompiledQuery, type ControlledTransaction, type Kysely, type QueryExecutor } from 'kysely'
 import { NOT_ENDED, ONE_NESTED, poolOver } from './adapter.js'
 import { TransactionEnded } from './errors.js'
 import type { Row } from './functions.js'
@@ -10,7 +10,8 @@ type Controlled<DB> = ControlledTransaction<DB, any>
 /** max is the size of the dialect's pool, which Kysely does not report. */
 export function kyselyPool<DB>(db: Kysely<DB>, max?: number): PoolLike<Controlled<DB>> {
   const { adapter } = db.getExecutor()
-  if (!(adapter instanceof PostgresAdapter)) throw new TypeError(`kyselyPool() needs a Kysely for PostgreSQL, but this one has a ${adapter.constructor.name}`)
+  // Not instanceof, because CommonJS has another copy of Kysely's classes.
+  if (!adapter.supportsReturning || !adapter.supportsTransactionalDdl) throw new TypeError(`kyselyPool() needs a Kysely for PostgreSQL, but this one has a ${adapter.constructor.name}`)
   return poolOver<Controlled<DB>>({
     max,
     async begin() {

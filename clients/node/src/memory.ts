@@ -14,7 +14,7 @@ import { Idempotency, type Options, type Response } from './client.js'
 import { ClaimLost, ClaimNotFound, KeyInvalid, TransactionEnded } from './errors.js'
 import {
   statements,
-  type Claim, type ClaimOptions, type Core, type Lease, type Lookup, type Message, type Row, type Statements,
+  type Action, type Claim, type ClaimOptions, type Core, type Lease, type Lookup, type Message, type Outcome, type Row, type Statements,
 } from './functions.js'
 import { requestHashOfBytes } from './keys.js'
 import { tracedHeaders } from './observe.js'
@@ -131,7 +131,7 @@ class Table<V> {
   }
 }
 
-interface KeyRow extends Lookup { token: bigint; claimedBy: MemoryTransaction | undefined; hasRequest: boolean }
+interface KeyRow extends Lookup { claimToken: bigint; claimedBy: MemoryTransaction | undefined; hasRequest: boolean }
 interface MessageRow extends Message {
   availableAt: number
   state: 'pending' | 'acked' | 'dead'
@@ -146,13 +146,16 @@ function idOfKey(scope: string, key: string): string {
   if (key === null || key === undefined) throw new KeyInvalid('the idempotency key is NULL', { sqlstate: 'ID001' })
   return idOf(scope, text(key, 'key')!)
 }
-const rowCore = (row: KeyRow | undefined): Claim => ({
-  outcome: 'new', claimToken: row?.token ?? null, attempt: row?.attempt ?? null,
-  responseStatus: row?.responseStatus ?? null, responseHeaders: row?.responseHeaders ?? null,
-  responseBody: row?.responseBody ?? null, responseBytes: row?.responseBytes ?? null,
-  recoveryPoint: row?.recoveryPoint ?? null, recoveryState: row?.recoveryState ?? null,
-  recoveryStateText: row?.recoveryStateText ?? null, leaseExpiresAt: row?.leaseExpiresAt ?? null, expiresAt: row?.expiresAt ?? null,
-})
+
+const RESPONSE = ['responseStatus', 'responseHeaders', 'responseBody', 'responseBytes', 'expiresAt'] as const
+const CLAIMED = ['claimToken', 'attempt', 'recoveryPoint', 'recoveryState', 'recoveryStateText', 'leaseExpiresAt', 'expiresAt'] as const
+/** The columns of a claim that are not null. */
+const SHOWN: Record<Outcome, readonly (keyof Claim)[]> = {
+  new: CLAIMED, replay: RESPONSE, erased: RESPONSE, in_progress: ['leaseExpiresAt'], hash_conflict: [], expired: [],
+}
+const claimOf = (outcome: Outcome, row: Partial<KeyRow> = {}): Claim => ({
+  outcome, ...Object.fromEntries([...RESPONSE, ...CLAIMED].map((column) => [column, SHOWN[outcome].includes(column) ? row[column] ?? null : null])),
+}) as Claim
 
 /** The last timestamp. */
 const END_OF_TIME = Date.UTC(275_760, 0)
@@ -309,6 +312,7 @@ function poolOf(memory: Memory): PoolLike<MemoryTransaction> {
     return {
       tx, reportsRollback: true,
       commit: async () => {
+        if (tx.isAborted) tx.end(false)
         tx.checkOpen()
         tx.end(true)
       },
@@ -356,21 +360,15 @@ class Memory {
     const ttl = duration(options.ttl, options.ttlMs, 'ttl', DAY)
     const lease = duration(options.lease, options.leaseMs, 'lease', 60_000)
     const deadline = performance.now() + duration(options.wait, options.waitMs, 'wait', 0)
-    const claimed = (outcome: Claim['outcome'], row?: KeyRow): Claim => ({
-      ...rowCore(outcome === 'replay' || outcome === 'erased' || outcome === 'new' ? row : undefined), outcome,
-      ...outcome === 'new' ? {} : { claimToken: null, attempt: null, recoveryPoint: null, recoveryState: null, recoveryStateText: null },
-      // The lease of a claim that is not committed is not known.
-      leaseExpiresAt: outcome === 'new' || (outcome === 'in_progress' && row?.claimedBy !== tx) ? row?.leaseExpiresAt ?? null : null,
-    })
     for (;;) {
       const now = Date.now()
       const writer = this.#keys.writer(tx, id)
       let row = writer ? undefined : this.#keys.get(tx, id)
       if (row && row.expiresAt.getTime() <= now) row = undefined
       if (!writer && !row) refuseKey(key)
-      if (row?.requestHash && hash && !row.requestHash.equals(hash)) return claimed('hash_conflict')
-      if (row?.state === 'completed') return claimed('replay', row)
-      if (row?.state === 'erased') return claimed('erased', row)
+      if (row?.requestHash && hash && !row.requestHash.equals(hash)) return claimOf('hash_conflict')
+      if (row?.state === 'completed') return claimOf('replay', row)
+      if (row?.state === 'erased') return claimOf('erased', row)
       const held = writer || row?.claimedBy === tx || (row?.state === 'started' && row.leaseExpiresAt!.getTime() > now)
       if (!held) {
         const made: KeyRow = {
@@ -378,15 +376,17 @@ class Memory {
             responseStatus: null, responseHeaders: null, responseBody: null, responseBytes: null, recoveryPoint: null,
             recoveryState: null, recoveryStateText: null, createdAt: new Date(now), completedAt: null,
           }),
-          state: 'started', token: ++this.#tokens, attempt: (row?.attempt ?? 0) + 1, requestHash: row?.requestHash ?? hash, error: null,
+          state: 'started', claimToken: ++this.#tokens, attempt: (row?.attempt ?? 0) + 1, requestHash: row?.requestHash ?? hash, error: null,
           expiresAt: new Date(now + ttl), leaseExpiresAt: new Date(Math.min(now + lease, now + ttl)), claimedBy: tx,
           hasRequest: (row?.hasRequest ?? false) || options.request != null,
         }
         this.#keys.set(tx, id, made)
-        return claimed('new', made)
+        return claimOf('new', made)
       }
       const left = deadline - performance.now()
-      if (left <= 0 || row?.claimedBy === tx) return claimed('in_progress', row)
+      // The lease of a claim that is not committed is not known.
+      if (row?.claimedBy === tx) return claimOf('in_progress')
+      if (left <= 0) return claimOf('in_progress', row)
       if (writer) await Promise.race([writer.ended, sleep(left)])
       else await sleep(Math.min(10, left))
     }
@@ -409,7 +409,7 @@ class Memory {
     const row = await this.#locked(tx, scope, key)
     if (!row || row.expiresAt.getTime() <= Date.now()) throw new ClaimNotFound('there is no live claim', { sqlstate: 'ID004' })
     const given = token === null || token === undefined ? undefined : exact(token, 'claimToken')
-    if (given === undefined ? row.claimedBy !== tx : row.token !== given) {
+    if (given === undefined ? row.claimedBy !== tx : row.claimToken !== given) {
       throw new ClaimLost('the claim token is missing or is not the current one', { sqlstate: 'ID003' })
     }
     return row
@@ -496,7 +496,7 @@ class Memory {
       async lookup(scope, key) {
         const row = self.#found(tx, scope, key)
         if (!row || row.expiresAt.getTime() <= Date.now()) return undefined
-        const { token: _, claimedBy: __, hasRequest: ___, ...shown } = row
+        const { claimToken: _, claimedBy: __, hasRequest: ___, ...shown } = row
         return shown
       },
       async forget(scope, key) {
@@ -513,25 +513,11 @@ class Memory {
         })
         return true
       },
-      async claimMany(scope, keys, options = {}) {
-        const { requestHashes, ...rest } = options
-        const made = []
-        for (const [at, [key, hash]] of zip(keys, requestHashes).entries()) {
-          if (key === null) refuse('a key is null', '22004')
-          const claim = await core.claim(scope, key as string, { ...rest, requestHash: hash as Uint8Array | null })
-          made.push({ ordinal: at + 1, key: key as string, ...claim })
-        }
-        return made
-      },
-      async completeMany(scope, keys, statuses, options = {}) {
-        const made = []
-        for (const [at, [key, status, body, headers, claimToken]] of zip(keys, statuses, options.bodies, options.headers, options.claimTokens).entries()) {
-          const completed = await core.complete(scope, key as string, status as number,
-            { body: body as string, headers: headers as Headers, claimToken: claimToken as Bigint })
-          made.push({ ordinal: at + 1, key: key as string, completed })
-        }
-        return made
-      },
+      claimMany: (scope, keys, { requestHashes, ...rest } = {}) => many([keys, requestHashes], async (key, requestHash) =>
+        ({ key: key as string, ...await core.claim(scope, key ?? refuse('a key is null', '22004'), { ...rest, requestHash }) })),
+      completeMany: (scope, keys, statuses, options = {}) =>
+        many([keys, statuses, options.bodies, options.headers, options.claimTokens], async (key, status, body, headers, claimToken) =>
+          ({ key: key as string, completed: await core.complete(scope, key, status, { body, headers, claimToken }) })),
       async run(scope, key, handler, request, options = {}) {
         const run = self.handlers[handler] ?? refuse(`function "${handler}" does not exist`, '42883')
         const document = typeof request === 'string' ? request : JSON.stringify(request)
@@ -548,27 +534,17 @@ class Memory {
       },
 
       tryAdvance: (userId, entityType, entityId, actionId) => self.#advance(tx, userId, entityType, entityId, actionId),
-      toggle: async (userId, entityType, entityId, actionType, actionId) => {
-        // The first call locks the counter, which protects the second one.
-        const { shouldProcess, lastActionId } = await self.#advance(tx, userId, entityType, entityId, actionId)
-        const id = idOf(userId, entityType, entityId, name(actionType, 'actionType'))
-        let isActive = self.#actions.get(tx, id)?.isActive ?? false
-        if (shouldProcess) self.#actions.set(tx, id, { isActive: isActive = !isActive })
-        return { isActive, lastActionId, processed: shouldProcess }
-      },
-      async set(userId, entityType, entityId, actionType, active, actionId, options = {}) {
-        const id = idOf(name(userId, 'userId'), name(entityType, 'entityType'), name(entityId, 'entityId'), name(actionType, 'actionType'))
+      toggle: (userId, entityType, entityId, actionType, actionId) => act(userId, entityType, entityId, actionType, actionId, (isActive) => !isActive),
+      async set(userId, entityType, entityId, actionType, active, actionId, { excludes } = {}) {
         if (active === null) refuse('active is null', '22004')
-        options.excludes?.forEach((excluded) => name(excluded, 'excludes'))
-        if (options.excludes?.includes(actionType)) refuse('an action cannot exclude itself', '22023')
-        const { shouldProcess, lastActionId } = await self.#advance(tx, userId, entityType, entityId, actionId)
-        if (!shouldProcess) return { isActive: self.#actions.get(tx, id)?.isActive ?? false, lastActionId, processed: false }
-        if (active || self.#actions.get(tx, id)) self.#actions.set(tx, id, { isActive: active })
-        for (const excluded of active ? options.excludes ?? [] : []) {
+        excludes?.forEach((excluded) => name(excluded, 'excludes'))
+        if (excludes?.includes(actionType)) refuse('an action cannot exclude itself', '22023')
+        const made = await act(userId, entityType, entityId, actionType, actionId, () => active)
+        for (const excluded of made.processed && active ? excludes ?? [] : []) {
           const other = idOf(userId, entityType, entityId, excluded)
           if (self.#actions.get(tx, other)) self.#actions.set(tx, other, { isActive: false })
         }
-        return { isActive: active, lastActionId, processed: true }
+        return made
       },
       isActive: async (userId, entityType, entityId, actionType) =>
         self.#actions.get(tx, idOf(name(userId, 'userId'), name(entityType, 'entityType'), name(entityId, 'entityId'), name(actionType, 'actionType')))
@@ -596,20 +572,8 @@ class Memory {
         }
         return count
       },
-      async tryAdvanceMany(userIds, entityTypes, entityIds, actionIds) {
-        const made = []
-        for (const [at, [user, type, entity, action]] of zip(userIds, entityTypes, entityIds, actionIds).entries()) {
-          made.push({ ordinal: at + 1, ...await core.tryAdvance(user as string, type as string, entity as string, action as Bigint) })
-        }
-        return made
-      },
-      async setMany(userIds, entityTypes, entityIds, actionTypes, actives, actionIds) {
-        const made = []
-        for (const [at, given] of zip(userIds, entityTypes, entityIds, actionTypes, actives, actionIds).entries()) {
-          made.push({ ordinal: at + 1, ...await core.set(...given as Parameters<Core['set']>) })
-        }
-        return made
-      },
+      tryAdvanceMany: (...lists) => many(lists, core.tryAdvance),
+      setMany: (...lists) => many(lists, core.set),
 
       async tryAppend(aggregate, clientId, clientSeq, options = {}) {
         const id = idOf(name(aggregate, 'aggregate'), name(clientId, 'clientId'))
@@ -673,16 +637,9 @@ class Memory {
         })
         return messageId
       },
-      async publishMany(topics, payloads, options = {}) {
-        const { messageKeys, headers, ...rest } = options
-        const made = []
-        for (const [at, [topic, payload, messageKey, head]] of zip(topics, payloads, messageKeys, headers).entries()) {
-          const messageId = await core.publish(topic as string, payload as Json, {
-            ...rest, messageKey: messageKey as string | null, ...(head === undefined ? {} : { headers: head as Json }) })
-          made.push({ ordinal: at + 1, messageId })
-        }
-        return made
-      },
+      publishMany: (topics, payloads, { messageKeys, headers, ...rest } = {}) => many([topics, payloads, messageKeys, headers],
+        async (topic, payload, messageKey, head) =>
+          ({ messageId: await core.publish(topic, payload, { ...rest, messageKey, ...(head === undefined ? {} : { headers: head }) }) })),
       async outboxTake(options = {}) {
         const { maxMessages = 100, topics } = options
         if (maxMessages < 1) refuse('maxMessages is at least 1', '22023')
@@ -783,6 +740,23 @@ class Memory {
       grantRelay: async () => undefined,
       grantMonitor: async () => undefined,
       revoke: async () => undefined,
+    }
+
+    async function act(userId: string, entityType: string, entityId: string, actionType: string, actionId: Bigint, change: (isActive: boolean) => boolean): Promise<Action> {
+      const id = idOf(userId, entityType, entityId, name(actionType, 'actionType'))
+      // This locks the counter, which protects the action.
+      const { shouldProcess: processed, lastActionId } = await self.#advance(tx, userId, entityType, entityId, actionId)
+      const before = self.#actions.get(tx, id)
+      const isActive = processed ? change(before?.isActive ?? false) : before?.isActive ?? false
+      if (processed && (before || isActive)) self.#actions.set(tx, id, { isActive })
+      return { isActive, lastActionId, processed }
+    }
+
+    /** Calls run with the elements of each place of the lists, one after another. */
+    async function many<T extends object>(lists: (readonly unknown[] | null | undefined)[], run: (...given: any[]) => Promise<T>): Promise<({ ordinal: number } & T)[]> {
+      const made = []
+      for (const [at, given] of zip(...lists).entries()) made.push({ ordinal: at + 1, ...await run(...given) })
+      return made
     }
 
     /** Change messages one after another, and return their number. */

@@ -14,7 +14,7 @@ import {
 } from '@nestjs/common'
 import { ApplicationConfig, Reflector } from '@nestjs/core'
 import { catchError, lastValueFrom, Observable, of, Subject, takeUntil, tap, type Subscriber } from 'rxjs'
-import { bodyOf, preparation, snapshotOf } from './body.js'
+import { BODY_LIMIT, bodyOf, preparation, snapshotOf } from './body.js'
 import type { Client } from './client.js'
 import { answerOf, isRefusal } from './held.js'
 import { checkedClient, checkedOptions, ignoreLateCalls, isStream, keyOf, overrides, routeOptions, streamingRefused, type Context, type HttpOptions } from './http.js'
@@ -35,7 +35,7 @@ export type RouteOptions = Partial<Omit<NestOptions, 'client'>> & { job?: boolea
 
 const SETTINGS = Symbol('settings of pg-idempotency')
 const ROUTE = 'pg-idempotency:route'
-/** The decorated methods. Another decorator can replace a method by one that has no guard. */
+/** The decorated methods, which others can replace without a guard. */
 const guarded: [target: any, name: string][] = []
 
 export class IdempotencyModule {
@@ -48,8 +48,6 @@ export class IdempotencyModule {
       const { client, ...settings } = await useFactory(...given)
       checkedClient(client)
       checkedOptions(settings as HttpOptions<never>, 'bodyLimit')
-      const off = guarded.find(([target, name]) => !Reflect.getMetadata(ROUTE, target[name]))
-      if (off) throw new TypeError(`${off[0].constructor.name}.${off[1]}() is not guarded: put @Idempotent() above the decorator that replaces the method`)
       return { client, ...settings }
     }
     return { module: IdempotencyModule, global: true, imports, providers: [Outermost, { provide: SETTINGS, inject, useFactory: made }], exports: [SETTINGS] }
@@ -59,23 +57,31 @@ Module({})(IdempotencyModule)
 
 /** For each request that has a transaction: ends it with an error, and waits until the work is rolled back. */
 const failures = new WeakMap<object, (error: unknown) => Promise<void>>()
+/** For each request: ends it if it has given no value to the interceptors, because they have one of their own. */
+const leaving = new WeakMap<object, () => void>()
 const left = new Error('an outer interceptor has answered in place of the handler, or the client has gone')
 
 /** The first of the application's interceptors: an exception that leaves the others is a failure of the request. */
 class Outermost implements NestInterceptor {
   constructor(config: ApplicationConfig) {
     config.getGlobalInterceptors().unshift(this)
+    const off = guarded.find(([target, name]) => !Reflect.getMetadata(ROUTE, target[name]))
+    if (off) throw new TypeError(`${off[0].constructor.name}.${off[1]}() is not guarded: put @Idempotent() above the decorator that replaces the method`)
   }
 
   intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
     if (context.getType() !== 'http') return next.handle()
-    const [route, { name, prototype }] = [context.getHandler(), context.getClass()]
-    // Also called for routes without the guard.
-    if (!Reflect.getMetadata(ROUTE, route) && guarded.some(([target, method]) => prototype instanceof target.constructor && prototype[method] === route)) {
+    const [request, route, { name, prototype }] = [context.getArgByIndex<object>(0), context.getHandler(), context.getClass()]
+    // The name of the method that Nest calls. The instance can have its own function, such as one that the constructor has bound.
+    const called = (one: object | null): string => (one === null ? route.name.replace(/^bound /, '')
+      : Object.entries(Object.getOwnPropertyDescriptors(one)).find(([, { value }]) => value === route)?.[0] ?? called(Object.getPrototypeOf(one) as object | null))
+    const replaces = ([target, method]: (typeof guarded)[0]): boolean => (prototype === target || prototype instanceof target.constructor) &&
+      (called(prototype as object) === method || !(called(prototype as object) in prototype))
+    if (!Reflect.getMetadata(ROUTE, route) && guarded.some(replaces)) {
       throw new TypeError(`${name}.${route.name}() is not guarded: it replaces a guarded method, and needs @Idempotent(), too`)
     }
-    const fail = async (error: unknown): Promise<void> => failures.get(context.getArgByIndex(0))?.(error)
-    return next.handle().pipe(tap({ unsubscribe: () => void fail(left) }), catchError((error: unknown) => fail(error).then(() => { throw error })))
+    const fail = async (error: unknown): Promise<void> => failures.get(request)?.(error)
+    return next.handle().pipe(tap({ complete: () => leaving.get(request)?.(), unsubscribe: () => void fail(left) }), catchError((error: unknown) => fail(error).then(() => { throw error })))
   }
 }
 Inject(ApplicationConfig)(Outermost, undefined, 0)
@@ -106,23 +112,17 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
   const route = `${request.method} ${request.originalUrl}`
   let held: BufferedReply | BufferedResponse | undefined
   const gone = new Subject<never>()
-  let isEmitted = false
-  let hasLeft = false
+  let [isEmitted, hasLeft] = [false, false]
   const emit = (value: unknown): void => { isEmitted = true; of(value).subscribe(outer) }
-  const check = (): void => {
-    if (isEmitted || outer.closed) throw isEmitted ? new ServiceUnavailableException('the transaction must run again, so the client must repeat the request') : left
-  }
-  const noteFailure = (fail: (error: unknown) => void) => failures.set(request, (error) => {
-    hasLeft = true
-    fail(error)
-    return ended
-  })
+  const check = (): void => { if (isEmitted || hasLeft) throw isEmitted ? new ServiceUnavailableException('the transaction must run again, so the client must repeat the request') : left }
+  const noteFailure = (fail: (error: unknown) => void) => failures.set(request, (error) => { hasLeft = true; fail(error); return ended })
   const perform = async (): Promise<void> => {
     // The run that an outer interceptor, such as retry(), has left.
     await failures.get(request)?.(left)
     held = isFastify ? new BufferedReply(response, route) : new BufferedResponse(response, route)
-    const { unread, ...body } = await bodyOf(request, settings.bodyLimit)
+    const { unread, ...body } = await bodyOf(request, settings.bodyLimit ?? request.routeOptions?.bodyLimit ?? BODY_LIMIT)
     const { begin, over } = preparation(request.raw ?? request, unread)
+    const { json } = response
     const takeBack = overrides(response, ['json', 'render', 'view'])
     const answer = await answerOf(client, {
       method: request.method, path: request.originalUrl, key: keyOf(request), ...body, native: request, scope: () => settings.scope(request),
@@ -131,11 +131,10 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
       async handler(fail, isFinished) {
         begin()
         // Otherwise an exception filter would answer for a value that is no JSON.
-        const { json } = response
         response.json &&= (value: unknown) => void new Promise((sent) => { sent(json.call(response, value)) }).catch(fail)
         noteFailure(fail)
         const value = await lastValueFrom(next.handle().pipe(takeUntil(gone)), { defaultValue: undefined })
-        if (outer.closed) throw left
+        if (hasLeft) throw left
         if (response.headersSent || response.sent) throw streamingRefused(route, 'itself, in its handler')
         if (value instanceof StreamableFile || isStream(value)) throw streamingRefused(route)
         if (!isFinished()) emit(value)
@@ -143,16 +142,16 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
       },
       over: () => { takeBack(); over() },
     })
-    if (hasLeft || (outer.closed && !isEmitted)) return
-    failures.delete(request)
     const isRefused = isRefusal(answer)
+    const document = isEmitted || isRefused ? undefined : await Promise.resolve(String(answer.body)).then((text) => JSON.parse(text) as unknown).catch(() => answer.body)
+    if (hasLeft) return
+    failures.delete(request)
     if (!isEmitted) {
       if (isRefused) {
         for (const [name, value] of Object.entries(answer.headers)) response.header(name, value)
         throw new HttpException(JSON.parse(String(answer.body)) as object, answer.status)
       }
       response.render = response.view = () => response.send('')
-      const document = await Promise.resolve(String(answer.body)).then((text) => JSON.parse(text) as unknown).catch(() => answer.body)
       await held.run((fail) => { noteFailure(fail); emit(document) }, () => false).catch(() => undefined)
       takeBack()
       held.restore()
@@ -168,19 +167,20 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
     else if (isFastify) response.send(error)
     else nextHandler(error)
   })
-  return () => {
+  const leave = (): void => {
     if (isEmitted) return
+    hasLeft = true
     // An outer interceptor answers, for example after its own timeout. Its response must not be held.
     held?.restore()
     gone.error(left)
   }
+  leaving.set(request, leave)
+  return leave
 }
 
 /** Whether the handler bypasses the interceptor, with @Next() or with @Res() without passthrough. */
-function answersItself(target: object, name: string | symbol): boolean {
-  const about = (what: string): unknown => (Reflect as any).getMetadata(what, target.constructor, name)
-  return !about('__responsePassthrough__') && Object.keys(about('__routeArguments__') ?? {}).some((kind) => /^[12]:/.test(kind))
-}
+const answersItself = (target: object, name: string | symbol): boolean => !Reflect.getMetadata('__responsePassthrough__', target.constructor, name) &&
+  Object.keys(Reflect.getMetadata('__routeArguments__', target.constructor, name) as object ?? {}).some((kind) => /^[12]:/.test(kind))
 
 /** Guards a route as a request in one transaction, or with { job: true } as a job. */
 export function Idempotent(own: RouteOptions = {}): MethodDecorator {

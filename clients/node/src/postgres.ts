@@ -9,11 +9,13 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { Adapter } from './adapter.js'
 import { asIdempotencyError, IdempotencyError, sqlstateOf, TimedOut, TransactionEnded } from './errors.js'
 import type { Row, Statement, Statements } from './functions.js'
-import { describe, LONGEST_TIMER, type Parameter } from './values.js'
+import { describe, LONGEST_TIMER, remembered, type Parameter } from './values.js'
 
 /** The members of a pg.Pool that we use, or of an ORM's pool. */
 export interface PoolLike<Tx = any> {
   connect(): Promise<PoolClientLike>
+  /** Of an ORM's pool: a client whose transaction has begun. */
+  begin?(): Promise<PoolClientLike>
   options?: { max?: number | undefined }
   /** The statements of the double in memory. */
   readonly statements?: Statements
@@ -80,11 +82,8 @@ class Prepared {
   /** '' means no name. */
   nameOf(text: string): string {
     if (!this.isDirect) return ''
-    let name = Prepared.#names.get(text)
-    if (name === undefined) {
-      name = Prepared.#names.size < MAX_NAMES ? `idem_${Prepared.#names.size}` : ''
-      if (name !== '') Prepared.#names.set(text, name)
-    }
+    const { size } = Prepared.#names
+    const name = remembered(Prepared.#names, MAX_NAMES, text, () => (size < MAX_NAMES ? `idem_${size}` : ''))
     return name === '' ? '' : name + this.#suffix
   }
 
@@ -226,9 +225,12 @@ function within<T>(ms: number, send: (resolve: (value: T) => void, reject: (erro
 /** Whether the server did not answer, which pg's query_timeout also reports. */
 const isSilence = (error: unknown): boolean => error instanceof TimedOut || (error as Error | null)?.message === 'Query read timeout'
 
-/** Errors of a pool that gave no connection. */
-const unreachable = new WeakSet()
-export const isUnreachable = (error: unknown): boolean => typeof error === 'object' && error !== null && unreachable.has(error)
+/** Errors of a pool that gave no connection, or only dead ones. */
+export const unreachable = new WeakSet()
+export const isUnreachable = (error: unknown): boolean => unreachable.has(error as object)
+/** Errors of a COMMIT that was sent, before the connection was lost. The transaction might have committed. */
+const inDoubt = new WeakSet()
+export const isInDoubt = (error: unknown): boolean => inDoubt.has(error as object)
 
 /** Turns errors into our classes, and explains the errors of a wrong option schema. */
 function translated(error: unknown): unknown {
@@ -245,14 +247,10 @@ const ENDS = /^(?:\s|--[^\n]*\n|\/\*[\s\S]*?\*\/|;)*(begin|start\s+transaction|c
 
 const WENT_ON = 'the handler continued after an error of the database, which has undone its work; do not catch the error, or roll back to a savepoint'
 
-const UNREAD = 'the handler returned before it had read a cursor or a stream to its end, or had closed it'
-
 /** A client of a pool, in use for one transaction or one statement. */
 export class Session {
   /** The connection was lost. */
   lost = false
-  /** The connection was lost after COMMIT was sent, so the transaction might have committed. */
-  inDoubt = false
   /** release() does not wait for the running statement. */
   abandoned = false
   #client: PoolClientLike
@@ -269,10 +267,17 @@ export class Session {
     client.on('error', this.#onError)
   }
 
-  static async open(pool: PoolLike, limitMs = Infinity): Promise<Session> {
-    const connecting = pool.connect()
+  /** begins is whether a transaction follows. An ORM begins it when it takes the connection, so the limit of BEGIN includes that wait. */
+  static async open(pool: PoolLike, begins: boolean, limitMs = begins && pool.begin ? ANSWER_MS : Infinity): Promise<Session> {
+    const connecting = new Promise<Session>((resolve, reject) => {
+      const take = (client?: PoolClientLike): void => { if (client) resolve(new Session(client, pool)) }
+      const connect = pool.connect.bind(pool) as (callback: (error?: Error, client?: PoolClientLike) => void) => Promise<PoolClientLike> | undefined
+      // A pg.Pool calls back at once. If it gave the client in a promise, an 'error' could come before our listener. Other pools return a promise.
+      const given = begins && pool.begin ? pool.begin() : connect((error, client) => { if (error) reject(error); else take(client) })
+      given?.then(take).catch(reject)
+    })
     try {
-      return new Session(await within<PoolClientLike>(limitMs, (resolve, reject) => { connecting.then(resolve, reject) }), pool)
+      return await within<Session>(limitMs, (resolve, reject) => { connecting.then(resolve, reject) })
     } catch (error) {
       if (error instanceof TimedOut) connecting.then((late) => late.release(), () => undefined)
       if (typeof error === 'object' && error !== null) unreachable.add(error)
@@ -340,21 +345,19 @@ export class Session {
   }
 
   /** BEGIN and the first statement. */
-  async begin(): Promise<void>
-  async begin<T>(statement: Statement<T>, limitMs?: number): Promise<T>
-  async begin<T>(statement?: Statement<T>, limitMs = ANSWER_MS): Promise<T | void> {
+  async begin<T = void>(statement?: Statement<T>, limitMs = ANSWER_MS): Promise<T> {
     this.#begun = true
     const [, answer] = await this.#send([{ text: 'BEGIN', values: [] }, ...(statement ? [statement] : [])], limitMs)
-    return statement?.read(answer!.rows)
+    return statement?.read(answer!.rows) as T
   }
 
   /** The last statement and COMMIT. Later statements of the handler are refused, because after COMMIT they would be transactions of their own. */
   async commit(statement?: Statement<unknown>): Promise<void> {
     this.#proxy?.over()
-    if (isUnread(this.#client)) throw new TransactionEnded(UNREAD)
+    if (isUnread(this.#client)) throw new TransactionEnded('the handler returned before it had read a cursor or a stream to its end, or had closed it')
     const commit: Command = { text: 'COMMIT', values: [], isSent: false }
     const answers = await this.#send([...(statement ? [statement] : []), commit], ANSWER_MS).catch((error: unknown) => {
-      this.inDoubt = this.lost && commit.isSent!
+      if (this.lost && commit.isSent) inDoubt.add(error as object)
       throw sqlstateOf(error) === '25P02' ? new TransactionEnded(WENT_ON, { cause: error }) : error
     })
     this.#begun = false
@@ -489,7 +492,7 @@ const PROMPT = new Set(['checkpoint', 'heartbeat', 'fail', 'release', 'lookup'])
 
 /** Runs a statement on any connection of the pool. name is its function. */
 export async function performOnPool<T>(pool: PoolLike, statement: Statement<T>, name?: string): Promise<T> {
-  const session = await Session.open(pool)
+  const session = await Session.open(pool, false)
   try {
     return await session.perform(statement, PROMPT.has(name ?? '') ? ANSWER_MS : Infinity)
   } finally {

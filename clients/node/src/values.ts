@@ -16,49 +16,42 @@ export type Headers = Record<string, string | string[]>
 
 export type Parameter = string | Uint8Array | null
 
+/** A conversion that keeps null. */
+const orNull = <T extends Parameter>(convert: (value: unknown, name: string) => T) => (value: unknown, name: string): T | null =>
+  (value === null ? null : convert(value, name))
+
 /** Checks that PostgreSQL can hold the text, before anything is sent. */
-export function text(value: unknown, name: string): string | null {
-  if (value === null) return null
+export const text = orNull((value, name) => {
   if (typeof value !== 'string') throw new TypeError(`${name} must be a string, not ${describe(value)}`)
-  if (value.includes('\0')) {
-    throw new IdempotencyError(`${name} contains a NUL character, which PostgreSQL cannot store in text`, { sqlstate: '22021' })
-  }
-  if (!value.isWellFormed()) {
-    throw new IdempotencyError(`${name} contains a lone surrogate, which PostgreSQL cannot store in text`, { sqlstate: '22021' })
-  }
+  const wrong = value.includes('\0') ? 'a NUL character' : value.isWellFormed() ? undefined : 'a lone surrogate'
+  if (wrong) throw new IdempotencyError(`${name} contains ${wrong}, which PostgreSQL cannot store in text`, { sqlstate: '22021' })
   return value
-}
+})
 
 /** The digits of a bigint. A number beyond 2^53 is refused, because it has lost digits. */
-export function bigint(value: unknown, name: string): string | null {
-  if (value === null) return null
+export const bigint = orNull((value, name) => {
   if (typeof value === 'bigint' || (typeof value === 'number' && Number.isSafeInteger(value))) return String(value)
   if (typeof value === 'string' && /^[+-]?\d+$/.test(value)) return value
   throw new TypeError(`${name} must be an exact integer, not ${describe(value)}; pass a bigint or a string of digits`)
-}
+})
 
-export function int(value: unknown, name: string): string | null {
-  if (value === null) return null
+export const int = orNull((value, name) => {
   if (typeof value === 'number' && Number.isSafeInteger(value)) return String(value)
   throw new TypeError(`${name} must be an integer, not ${describe(value)}`)
-}
+})
 
-export function bool(value: unknown, name: string): string | null {
-  if (value === null) return null
+export const bool = orNull((value, name) => {
   if (typeof value === 'boolean') return String(value)
   throw new TypeError(`${name} must be a boolean, not ${describe(value)}`)
-}
+})
 
-export function bytes(value: unknown, name: string): Uint8Array | null {
-  if (value === null) return null
+export const bytes = orNull((value, name) => {
   if (value instanceof Uint8Array) return Buffer.from(value.buffer, value.byteOffset, value.byteLength)
   throw new TypeError(`${name} must be a Buffer, not ${describe(value)}`)
-}
+})
 
 /** A document's text. */
-export function json(value: unknown, name: string): string | null {
-  return value === null ? null : jsonOf(value, `${name} contains`)
-}
+export const json = orNull((value, name) => jsonOf(value, `${name} contains`))
 
 /** A list in PostgreSQL's array syntax, because drivers differ in how they write arrays. */
 export function array(values: unknown, name: string, element: (value: unknown, name: string) => Parameter): string | null {
@@ -106,10 +99,9 @@ function isPlain(value: object): boolean {
   return kind === null || Object.getPrototypeOf(kind) === null
 }
 
+const ascii = (text: string): string => text.replace(/[^\0-\x7f]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`)
 /** A document's text in ASCII, which a database of any encoding can hold; for parameters of type json, not jsonb. */
-export function asciiJson(value: unknown, name: string): string | null {
-  return json(value, name)?.replace(/[^\0-\x7f]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, '0')}`) ?? null
-}
+export const asciiJson = orNull((value, name) => ascii(jsonOf(value, `${name} contains`)))
 
 /** Refuses headers that are a Map or a Headers object, which would have no names. */
 export function headerNames(value: unknown, name: string): void {
@@ -120,7 +112,7 @@ export function headerNames(value: unknown, name: string): void {
 
 function checkLine(field: string, line: unknown, name: string): void {
   if (!/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/.test(field)) throw new TypeError(`${name}: ${JSON.stringify(field)} is not a valid name of a header`)
-  if (typeof line !== 'string' && typeof line !== 'number') throw new TypeError(`${name}: ${field} must be a string, not ${describe(line)}`)
+  if (typeof line !== 'string' && !Number.isFinite(line)) throw new TypeError(`${name}: ${field} must be a string, not ${describe(line)}`)
   const wrong = /[^\t\x20-\x7e\x80-\xff]/.exec(String(line))
   if (wrong) {
     throw new TypeError(`${name}: ${field} contains ${JSON.stringify(wrong[0])}, which is not allowed in a header`)
@@ -128,16 +120,15 @@ function checkLine(field: string, line: unknown, name: string): void {
 }
 
 /** The document of headers, which must be valid, so that they can be sent again. */
-export function headers(value: unknown, name: string): string | null {
-  if (value === null) return null
+export const headers = orNull((value, name) => {
   headerNames(value, name)
   for (const [field, given] of Object.entries(value as Headers)) {
     if (given === undefined) continue
     if (Array.isArray(given)) for (const line of given) checkLine(field, line, name)
     else checkLine(field, given, name)
   }
-  return asciiJson(value, name)
-}
+  return ascii(JSON.stringify(value))
+})
 
 const SECOND = 1000
 const DAY = 86_400 * SECOND
@@ -150,18 +141,9 @@ const UNITS: [RegExp, number][] = [
 const ISO = /^P(?!$)(?:([\d.]+)Y)?(?:([\d.]+)M)?(?:([\d.]+)W)?(?:([\d.]+)D)?(?:T(?!$)(?:([\d.]+)H)?(?:([\d.]+)M)?(?:([\d.]+)S)?)?$/
 const ISO_UNITS = [360 * DAY, 30 * DAY, 7 * DAY, DAY, 3600 * SECOND, 60 * SECOND, SECOND]
 
+const parsedIntervals = new Map<string, number | undefined>()
 /** The milliseconds of an interval as PostgreSQL compares it, with months of 30 days; undefined if it is not an interval. */
-export function intervalMs(interval: string): number | undefined {
-  let found = parsedIntervals.get(interval)
-  if (found === undefined) {
-    found = parsedInterval(interval)
-    // Cache the intervals of options, which are used repeatedly.
-    if (found !== undefined && parsedIntervals.size < 100) parsedIntervals.set(interval, found)
-  }
-  return found
-}
-
-const parsedIntervals = new Map<string, number>()
+export const intervalMs = (interval: string): number | undefined => remembered(parsedIntervals, 100, interval, () => parsedInterval(interval))
 
 function parsedInterval(interval: string): number | undefined {
   const iso = ISO.exec(interval.trim())
@@ -213,6 +195,16 @@ export function interval(value: string | null | undefined, ms: number | null | u
 export function durationMs(value: string | null | undefined, ms: number | null | undefined, name: string): number | undefined {
   const given = interval(value, ms, name)
   return given === undefined || given === null ? undefined : intervalMs(given)
+}
+
+/** The value of a key in a cache, which keeps only limit values. */
+export function remembered<T>(cache: Map<string, T>, limit: number, key: string, make: () => T): T {
+  let found = cache.get(key)
+  if (found === undefined) {
+    found = make()
+    if (cache.size < limit) cache.set(key, found)
+  }
+  return found
 }
 
 /** The longest time of Node's timers. */

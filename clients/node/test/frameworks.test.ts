@@ -810,15 +810,16 @@ test('a key is found where a server has only the plain headers', async () => {
 
 test("Fastify: a request without a body keeps Fastify's own time limit", async () => {
   const shop = await fastifyShop((app) => {
-    app.get('/slow', { config: { idempotency: true }, handlerTimeout: 200 } as object, async (request: any) => {
+    app.route({ method: ['GET', 'POST'], url: '/slow', config: { idempotency: true }, handlerTimeout: 200, handler: async (request: any) => {
       await new Promise((resolve) => { request.signal.addEventListener('abort', resolve); setTimeout(resolve, 10_000).unref() })
       return 'late'
-    })
+    } } as never)
   })
   try {
-    const answer = await fetch(`http://127.0.0.1:${shop.port}/slow`, { headers: keyed() })
-    assert.equal(answer.status, 503)
-    await answer.text()
+    for (const method of ['GET', 'POST']) {
+      const answer = await fetch(`http://127.0.0.1:${shop.port}/slow`, { method, headers: { 'Idempotency-Key': key() } })
+      assert.deepEqual([answer.status, JSON.parse(await answer.text()).code], [503, 'FST_ERR_HANDLER_TIMEOUT'], method)
+    }
   } finally {
     await shop.close()
   }
@@ -885,6 +886,45 @@ test('Fastify over HTTP/2, and inject(): a body without Content-Length is compar
   } finally {
     session.close()
     await app.close()
+  }
+})
+
+test('Fastify over HTTP/2: an error handler can answer on reply.raw, also if middleware defers end()', async () => {
+  let raws = true
+  for (const defers of [false, true]) {
+    const app = Fastify({ http2: true })
+    await app.register(idempotency, { client: idem, scope })
+    app.addHook('onRequest', async (_request, { raw }) => {
+      const end = raw.end as (...given: unknown[]) => unknown
+      if (defers) raw.end = ((...given: unknown[]) => setTimeout(() => end.apply(raw, given), 5)) as never
+    })
+    app.post('/:status', { config: { idempotency: true } }, async () => { throw new Error('no') })
+    app.setErrorHandler((_error, request, reply) => {
+      const status = Number((request.params as any).status)
+      if (!raws) return void reply.code(status).send('text')
+      void reply.hijack()
+      reply.raw.statusCode = status
+      reply.raw.end(...(status === 404 ? [] : ['text']) as [])
+    })
+    await app.listen({ port: 0, host: '127.0.0.1' })
+    const session = connect(`http://127.0.0.1:${(app.server.address() as AddressInfo).port}`)
+    try {
+      for (raws of [true, false]) {
+        for (const status of [404, 200, 204]) {
+          const found = await new Promise<[number, string]>((resolve, reject) => {
+            let [answered, text] = [0, '']
+            session.request({ ':method': 'POST', ':path': `/${status}`, 'idempotency-key': key() })
+              .on('response', (headers) => { answered = headers[':status']! }).on('data', (part) => { text += String(part) })
+              .on('end', () => resolve([answered, text])).on('error', reject).end()
+          })
+          if (status === 404) assert.deepEqual(found, [404, raws ? '' : 'text'])
+          else assert.deepEqual([found[0], JSON.parse(found[1]).type], [500, 'urn:pg-idempotency:rolled-back'], `${status} ${raws} ${defers}`)
+        }
+      }
+    } finally {
+      session.close()
+      await app.close()
+    }
   }
 })
 

@@ -11,7 +11,7 @@ import {
 import { APP_INTERCEPTOR, NestFactory, Reflector, type AbstractHttpAdapter } from '@nestjs/core'
 import { FileInterceptor } from '@nestjs/platform-express'
 import { FastifyAdapter } from '@nestjs/platform-fastify'
-import { catchError, defer, delay, from, map, mergeMap, of, retry, timeout, timer } from 'rxjs'
+import { catchError, defer, delay, from, lastValueFrom, map, mergeMap, of, retry, timeout, timer } from 'rxjs'
 import type pg from 'pg'
 import { newKey, type Idempotency, type Job as JobType } from 'pg-idempotency'
 import { IdempotencyModule, Idempotent, Job, Tx } from 'pg-idempotency/nest'
@@ -31,6 +31,9 @@ class User {
 const transformer = { classToPlain: (value: object) => (value instanceof User ? { name: value.name } : value), plainToInstance: (_: unknown, value: object) => value }
 /** Interceptors of a route, outside of the guard. */
 const FAST = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(timeout(100), catchError(() => { throw new RequestTimeoutException() })) }
+/** Answers with its own value after 100 ms, and cannot unsubscribe from the handler below LOGS, whose promise has no end. */
+const FALLBACK = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(timeout(100), catchError(() => of({ late: true }))) }
+const LOGS = { intercept: async (_: unknown, next: CallHandler) => of(await lastValueFrom(next.handle())) }
 const NONE = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(map((data) => { if (!data) throw new NotFoundException(); return data })) }
 
 /** An interceptor outside of the guard that fails after the handler, if the request names it: at once, or later. */
@@ -187,6 +190,23 @@ class Orders {
     const value: any = {}
     value.self = value
     return value
+  }
+
+  @Post('bigint')
+  @Idempotent()
+  async bigint(@Body() { what }: { what: string }, @Tx() tx: pg.PoolClient) {
+    await tx.query('INSERT INTO effects (what) VALUES ($1)', [what])
+    if (conflicts-- > 0) await tx.query("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$")
+    return { n: 1n }
+  }
+
+  @Post('fallback')
+  @Idempotent({ wait: '20 seconds' })
+  @UseInterceptors(FALLBACK, LOGS)
+  async fallback(@Body() { what }: { what: string }, @Tx() tx: pg.PoolClient) {
+    await tx.query('INSERT INTO effects (what) VALUES ($1)', [what])
+    await sleep(500)
+    return { what }
   }
 
   @Post('gone')
@@ -354,6 +374,30 @@ const outer = async (): Promise<void> => {
 test('an exception of an outer interceptor is answered, and the work is rolled back', async () => {
   await outer()
   await withShop(new FastifyAdapter(), () => undefined, outer)
+})
+
+test('an outer interceptor that answers while the handler runs, or waits for the key, is heard at once', async () => {
+  const fallback = async (scope: string): Promise<void> => {
+    const what = newKey()
+    // The second one waits for the key.
+    const answers = await Promise.all([1, 2].map(() => post('/orders/fallback', what, { what })))
+    assert.deepEqual(answers.map(({ status, text }) => [status, JSON.parse(text).type]), Array(2).fill([500, 'urn:pg-idempotency:rolled-back']))
+    // This waits for the end of the transactions.
+    assert.deepEqual([(await idem.claim(scope, what, { wait: '30 seconds' })).outcome, await world.effects(what)], ['new', 0])
+  }
+  await fallback('ann')
+  await withShop(new FastifyAdapter(), () => undefined, () => fallback('other'))
+})
+
+test('after 40001 in the first run, a value that is no JSON is a failure of the second one', async () => {
+  const refused = async (): Promise<void> => {
+    conflicts = 1
+    const what = newKey()
+    assert.deepEqual([(await post('/orders/bigint', what, { what })).status, await world.effects(what)], [500, 0])
+    assert.equal(conflicts, -1)
+  }
+  await refused()
+  await withShop(new FastifyAdapter(), () => undefined, refused)
 })
 
 test('if COMMIT fails with 40001 after the outer interceptors, the client must repeat the request', async () => {
@@ -584,6 +628,50 @@ test('a method of a subclass that replaces a guarded one without a guard is refu
     } finally {
       await shop.close()
     }
+  }
+})
+
+test('a guarded method that the instance replaces is refused, and its other methods are not', async () => {
+  const runs: string[] = []
+  class Both {
+    constructor() {
+      this.list = this.list.bind(this)
+    }
+
+    @Post()
+    @Idempotent()
+    async create() { runs.push('create') }
+    @Post('list')
+    async list() { runs.push('list') }
+  }
+  @Controller('bound')
+  class Bound extends Both {
+    constructor() {
+      super()
+      this.create = this.create.bind(this)
+    }
+  }
+  @Controller('wrapped')
+  class Wrapped extends Both {
+    constructor() {
+      super()
+      const { create } = this
+      this.create = (...given) => create.apply(this, given)
+    }
+  }
+  @Module({ controllers: [Bound, Wrapped], imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'u' })] })
+  class Shop {}
+  const shop = await NestFactory.create(Shop, { logger: false })
+  await shop.listen(0, '127.0.0.1')
+  try {
+    const at = await shop.getUrl()
+    for (const path of ['bound', 'wrapped']) {
+      const statuses = []
+      for (const one of [path, `${path}/list`]) statuses.push((await fetch(`${at}/${one}`, { method: 'POST', headers: { 'Idempotency-Key': newKey() } })).status)
+      assert.deepEqual([statuses, runs.splice(0)], [[500, 201], ['list']], path)
+    }
+  } finally {
+    await shop.close()
   }
 })
 

@@ -1,5 +1,6 @@
 /** request(), job() and transaction() in each ORM that has an adapter, against a server. */
 import assert from 'node:assert/strict'
+import { createRequire } from 'node:module'
 import { after, before, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { PrismaPg } from '@prisma/adapter-pg'
@@ -443,6 +444,12 @@ for (const [name, make] of Object.entries(orms)) {
     }
   })
 }
+
+test('a Kysely of an application in CommonJS is served', () => {
+  const commonJs = createRequire(import.meta.url)('kysely') as typeof import('kysely')
+  assert.notEqual(commonJs.Kysely, Kysely)
+  kyselyPool(new commonJs.Kysely<object>({ dialect: new commonJs.PostgresDialect({ pool: {} as never }) }) as never)
+})
 
 test('what no adapter can serve is refused when the pool is made', async () => {
   assert.throws(() => knexPool(knex({ client: 'mysql2' })), /client 'pg', but this one has the dialect mysql/)

@@ -614,3 +614,24 @@ test('all connections have come back', async () => {
     assert.equal(pool.idleCount, pool.totalCount)
   }
 })
+
+test('an aborted signal ends no process, and no handler that runs', async () => {
+  const aborted = { signal: AbortSignal.abort() }
+  await assert.rejects(idem.job({ scope: 'signals', key: key(), ...aborted }, () => assert.fail('it ran')), { name: 'AbortError' })
+  const one = { scope: 'signals', key: key(), wait: '10 seconds' }
+  let end = (): void => undefined
+  let began = (): void => undefined
+  const running = new Promise<void>((resolve) => { began = resolve })
+  const first = idem.request(one, () => new Promise((resolve) => { end = () => resolve({ status: 200 }); began() }))
+  await assert.rejects(idem.request({ ...one, ...aborted }, () => assert.fail('it ran')), { name: 'AbortError' })
+  await running
+  end()
+  await first
+  const controller = new AbortController()
+  const result = await idem.request({ scope: 'signals', key: key(), signal: controller.signal }, async (tx) => {
+    controller.abort()
+    await tx.query('SELECT 1')
+    return { status: 201 }
+  })
+  assert.equal(result.status, 201)
+})

@@ -2,11 +2,17 @@
 import assert from 'node:assert/strict'
 import { readFile } from 'node:fs/promises'
 import { createRequire } from 'node:module'
+import { createServer, type AddressInfo } from 'node:net'
 import { test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
-import { asIdempotencyError, ClaimLost, Idempotency, IdempotencyError, KeyInvalid, newKey, RateLimited, sqlstateOf, stepKey } from 'pg-idempotency'
+import {
+  asIdempotencyError, ClaimLost, Idempotency, IdempotencyError, InProgress, KeyInvalid, KeyReused, newKey, RateLimited, sqlstateOf, stepKey, TimedOut,
+  TransactionEnded, type Client, type PoolLike,
+} from 'pg-idempotency'
 import { allowedHeaders, parseKey, serve } from 'pg-idempotency/http'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
+import { typeormPool } from 'pg-idempotency/typeorm'
 
 test('a new key is a UUIDv7, and later ones are greater', () => {
   const keys = Array.from({ length: 10_000 }, newKey)
@@ -114,5 +120,104 @@ test('a member that no response has is refused, and nothing is stored; one that 
     await assert.rejects(double.request(options, () => ({ status: 201, [member]: 'x' })),
       new RegExp(`^TypeError: the handler returned a response with the member ${member}; its members are status, headers and body$`))
     assert.equal(await double.lookup('ann', options.key), undefined)
+  }
+})
+
+const fakeOrm = (startTransaction: () => Promise<void>, ended: string[] = []): Idempotency => new Idempotency(typeormPool({
+  options: { type: 'postgres' },
+  createQueryRunner: () => ({
+    startTransaction, manager: {}, connect: async () => new pg.Client(),
+    rollbackTransaction: async () => { ended.push('rolled back') }, release: async () => { ended.push('released') },
+  }),
+} as never) as PoolLike)
+const serveOn = (client: Client<any>, kind: 'request' | 'job' = 'request', respond: () => Promise<{ status: number }> = async () => ({ status: 200 })) =>
+  serve(client, { method: 'POST', path: '/', key: newKey(), body: Buffer.alloc(0), scope: () => 'a' }, { scope: () => 'a' }, kind, respond)
+
+test("if an ORM's pool gives the connection after the limit, it gets it back", async (context) => {
+  context.mock.timers.enable({ apis: ['setTimeout'] })
+  const ended: string[] = []
+  let begin = (): void => undefined
+  const idem = fakeOrm(() => new Promise((resolve) => { begin = resolve }), ended)
+  for (const kind of ['request', 'job'] as const) {
+    const answer = assert.rejects(idem[kind]({ scope: 'a', key: newKey() }, () => assert.fail('it ran')), TimedOut)
+    await new Promise(setImmediate)
+    context.mock.timers.tick(30_000)
+    await answer
+    begin()
+    await new Promise(setImmediate)
+    assert.deepEqual(ended.splice(0), ['rolled back', 'released'], kind)
+  }
+})
+
+test('if no connection comes from a pool, the guard answers 503, and waits for a busy pool once', async (context) => {
+  context.mock.method(console, 'error', () => undefined)
+  for (const [code, ms, tries] of [['ECONNREFUSED', 0, 3], ['TIMEOUT', 1100, 1]] as const) {
+    let count = 0
+    const answer = await serveOn(fakeOrm(async () => {
+      count++
+      await sleep(ms)
+      throw Object.assign(new Error(code), { code })
+    }))
+    assert.deepEqual([answer.status, count], [503, tries], code)
+  }
+  // As PgBouncer refuses, if its server is down.
+  const bouncer = { connect: () => Promise.reject(Object.assign(new Error('server login has been failing'), { code: '08P01' })) }
+  assert.equal((await serveOn(new Idempotency(bouncer))).status, 503)
+})
+
+test('a refusal of another key in the handler of a job is not that of its own key', async () => {
+  const double = new MemoryIdempotency() as Client<any>
+  for (const error of [new KeyReused('of another'), new InProgress()]) await assert.rejects(serveOn(double, 'job', () => Promise.reject(error)), error)
+  assert.equal((await serveOn(double, 'job', () => Promise.reject(new ClaimLost('its own')))).status, 409)
+})
+
+test('in the double, a transaction() whose handler swallows an error of the database ends', async () => {
+  const double = new MemoryIdempotency()
+  await assert.rejects(double.transaction(async (tx) => {
+    await double.on(tx).once('s', 'token')
+    await double.on(tx).once('', 'token').catch(() => undefined)
+  }), TransactionEnded)
+  assert.equal(await double.once('s', 'token'), true)
+})
+
+test('a session that the server ends in the moment in which it becomes ready ends no process, and is 503', async () => {
+  const message = (type: string, body: string): Buffer => {
+    const head = Buffer.alloc(5)
+    head.write(type)
+    head.writeInt32BE(body.length + 4, 1)
+    return Buffer.concat([head, Buffer.from(body)])
+  }
+  // AuthenticationOk, BackendKeyData, ReadyForQuery and FATAL 57P01 in one packet.
+  const packet = Buffer.concat([message('R', '\0\0\0\0'), message('K', '\0\0\0\x01\0\0\0\x02'), message('Z', 'I'), message('E', 'SFATAL\0C57P01\0Mshutdown\0\0')])
+  let connections = 0
+  const server = createServer((socket) => {
+    connections++
+    socket.on('error', () => undefined).once('data', () => socket.end(packet))
+  })
+  await new Promise<void>((done) => { server.listen(0, '127.0.0.1', done) })
+  const pool = new pg.Pool({ host: '127.0.0.1', port: (server.address() as AddressInfo).port, user: 'u', database: 'd' })
+  pool.on('error', () => undefined)
+  const { error: log } = console
+  console.error = () => undefined
+  try {
+    const client = new Idempotency(pool)
+    const options = { scope: 's', key: newKey() }
+    for (const [call, tries] of [
+      [() => client.request(options, () => ({ status: 200 })), 3], [() => client.job(options, () => undefined), 3], [() => client.once('s', 'k'), 1],
+    ] as const) {
+      connections = 0
+      await assert.rejects(call, (error) => !(error instanceof IdempotencyError))
+      assert.equal(connections, tries)
+    }
+    const request = { method: 'POST', path: '/', key: newKey(), body: Buffer.alloc(0), scope: () => 'u' }
+    for (const kind of ['request', 'job'] as const) {
+      const answer = await serve(client, request, request, kind, async () => ({ status: 200 }))
+      assert.equal(answer.status, 503)
+    }
+    assert.equal(pool.totalCount, 0)
+  } finally {
+    console.error = log
+    await pool.end()
+    server.close()
   }
 })
