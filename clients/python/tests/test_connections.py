@@ -9,12 +9,13 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from types import SimpleNamespace
 
 import psycopg
+import psycopg2
 import pytest
 from proxy import Proxy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from pg_idempotency import AsyncIdempotency, Idempotency, Response, TimedOut, TransactionEnded, new_key, runtimes
-from pg_idempotency.postgres import PsycopgSession
+from pg_idempotency.postgres import PsycopgSession, connection_lost
 
 
 def test_a_connection_of_a_function_is_left_before_the_replay_returns(database, effects, asynchronously):
@@ -532,3 +533,16 @@ def test_without_poll(database, monkeypatch, caplog):
         with pool.connection() as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
     assert "rolled back" not in caplog.text
+
+
+@pytest.mark.parametrize(("error", "expected"), [
+    (psycopg2.InterfaceError("connection already closed"), True),
+    (psycopg2.OperationalError("server closed the connection unexpectedly"), True),
+    (ConnectionRefusedError(), True),
+    (psycopg2.InterfaceError("cannot perform operation: another operation is in progress"), False),
+    (psycopg.errors.IdleSessionTimeout(), True),
+    (psycopg.errors.UniqueViolation(), False),
+    (Exception("connection already closed"), False),
+])
+def test_which_errors_mean_that_the_connection_is_lost(error, expected):
+    assert connection_lost(error) == expected

@@ -153,7 +153,7 @@ def test_a_nested_atomic_is_a_savepoint(serve, Effect, effects):
     assert (effects(kept), effects(undone)) == (1, 0)
 
 
-@pytest.mark.parametrize("error", ["40001", "in progress", "other"])
+@pytest.mark.parametrize("error", ["40001", "in progress", "refused", "other"])
 def test_a_hook_that_fails_after_commit_is_not_a_failed_request(serve, Effect, effects, error):
     """The view does not run again, and its client does not get a replay."""
     key, runs = new_key(), []
@@ -162,7 +162,7 @@ def test_a_hook_that_fails_after_commit_is_not_a_failed_request(serve, Effect, e
         runs.append("hook")
         if error == "40001":
             connection.cursor().execute("DO $$BEGIN RAISE 'hook' USING ERRCODE = '40001'; END$$")
-        raise InProgress("of another request") if error == "in progress" else Failure
+        raise {"in progress": InProgress("of another request"), "refused": ConnectionRefusedError()}.get(error, Failure())
 
     @guard()
     def view(request):

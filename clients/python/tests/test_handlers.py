@@ -1,6 +1,7 @@
 """What handlers may not do while they hold a connection, and how long they may take."""
 
 import asyncio
+import inspect
 import sys
 import threading
 import time
@@ -375,6 +376,11 @@ def test_an_exception_of_a_signal_handler_leaves_no_handler_open(pool):
     assert idem.request("u", new_key(), lambda tx: Response()).stored
 
 
+def test_frameworks_see_coroutine_functions():
+    """They run any other function in a thread, as Starlette's BackgroundTask does."""
+    assert all(map(inspect.iscoroutinefunction, (AsyncIdempotency.request, AsyncIdempotency.job)))
+
+
 def test_a_timeout_after_a_time_limit_of_the_handler(asynchronously):
     """anyio 3 counts its own cancellations for ever."""
     async def handler(tx):
@@ -386,6 +392,29 @@ def test_a_timeout_after_a_time_limit_of_the_handler(asynchronously):
         for _ in range(2):
             with pytest.raises(TimedOut):
                 await asyncio.create_task(idem.request("u", new_key(), handler, timeout="300 ms"))
+
+    asynchronously(test)
+
+
+@pytest.mark.parametrize("first", ["timeout", "cancellation"])
+def test_a_cancellation_is_not_lost_in_a_timeout(asynchronously, first):
+    """Also one that arrives while the handler cleans up."""
+    async def test(idem, pool):
+        works, cleans_up = asyncio.Event(), asyncio.Event()
+
+        async def handler(tx):
+            works.set()
+            try:
+                await asyncio.sleep(30)
+            finally:
+                cleans_up.set()
+                await asyncio.sleep(30 if first == "timeout" else 1.5)
+
+        task = asyncio.create_task(idem.request("u", new_key(), handler, timeout="1 s"))
+        await (cleans_up if first == "timeout" else works).wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
     asynchronously(test)
 

@@ -5,6 +5,7 @@ import threading
 import time
 
 import anyio
+import psycopg
 import pytest
 from proxy import Proxy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
@@ -512,6 +513,36 @@ def test_a_duplicate_of_a_running_job_learns_when_to_come_again(idem):
 
         idem.job("u", key, work, lease=lease)
         assert set(found) <= seconds and found
+
+
+def test_a_job_that_is_cancelled_while_its_claim_is_failed_can_run_again_at_once(asynchronously):
+    key = new_key()
+
+    async def refused(job):
+        return Response(503)
+
+    async def done(tx):
+        return Response(201)
+
+    async def test(idem, pool):
+        async with await psycopg.AsyncConnection.connect("", autocommit=True) as other:
+            async def claimed(job):
+                await other.execute("BEGIN")
+                await other.execute("SELECT FROM idem_keys WHERE key = %s FOR UPDATE", (key,))
+                return await refused(job)
+
+            task = asyncio.create_task(idem.job("u", key, claimed))
+            waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%idem_fail%'"
+            async with await psycopg.AsyncConnection.connect("", autocommit=True) as observer:
+                while not await (await observer.execute(waits)).fetchone():
+                    await asyncio.sleep(0.02)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await other.execute("COMMIT")
+        return (await idem.job("u", key, lambda job: job.finish(done), wait="5s")).status
+
+    assert asynchronously(test) == 201
 
 
 def test_a_job_that_a_cancel_scope_ends_can_run_again_at_once(asynchronously):

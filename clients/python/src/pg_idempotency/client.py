@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .core import Call, Core, Job, Response, Result, Step, hash_of, stores
 from .functions import AsyncFunctions, Interval, Statement, SyncFunctions, as_interval
@@ -190,11 +191,21 @@ class Idempotency(_Client[Callable[[Any], Response], Callable[[SyncJob], Any], R
         return synchronous(self.core.open_transaction(scope))
 
 
+def _coroutine(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method as a coroutine function: frameworks run any other function in a thread."""
+    @functools.wraps(method)
+    async def called(*arguments: Any, **named: Any) -> Any:
+        return await method(*arguments, **named)
+    return called
+
+
 class AsyncIdempotency(_Client[Callable[[Any], Awaitable[Response]], Callable[[AsyncJob], Awaitable[Any]],
                                Coroutine[Any, Any, Result]], AsyncFunctions):
     """The client for asyncio: as Idempotency, with coroutines.  shards may be one, too."""
 
     job_class, runtime_class = AsyncJob, AsyncRuntime
+    if not TYPE_CHECKING:
+        request, job = _coroutine(_Client.request), _coroutine(_Client.job)
 
     async def _perform(self, statement: Statement[T]) -> T:
         return await self.core.perform(statement)

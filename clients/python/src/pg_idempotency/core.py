@@ -592,7 +592,7 @@ class Core:
             return job.result
         except BaseException as error:
             if job.result is None:
-                await self.runtime.finish(functools.partial(job._fail, error))
+                await job._fail(error)
                 if job._timed_out and isinstance(error, (ClaimLost, ScopeMoving)):
                     raise deadline.error() from error
             raise
@@ -804,7 +804,7 @@ class Job:
         text = text or f"{type(error).__name__}: {error}"
         try:
             failed: Statement[bool] = self._statement("fail", text.replace("\0", "")[:MAX_ERROR])
-            await self._perform(lambda session: failed, ANSWER_LIMIT)
+            await self._core.runtime.finish(functools.partial(self._perform, lambda session: failed, ANSWER_LIMIT))
         except Exception as failure:
             if error is not None:
                 error.add_note(f"the claim could not be failed, its lease will end: {failure}")

@@ -17,6 +17,7 @@ from django.db import connections, transaction
 
 from .adapter import AdapterSession
 from .errors import IdempotencyError, sqlstate
+from .postgres import connection_lost, pool_exhausted
 from .runtimes import THREAD
 
 __all__ = ["Django"]
@@ -112,9 +113,9 @@ class DjangoSession(AdapterSession):
         try:
             self._connection.run_and_clear_commit_hooks()
         except Exception as error:
-            if sqlstate(error) is None and not isinstance(error, IdempotencyError):
+            if sqlstate(error) is None and not isinstance(error, IdempotencyError) and not connection_lost(error) and not pool_exhausted(error):
                 raise
-            # Not "from error", whose SQLSTATE would be that of this error, too.
+            # Not "from error", by which they would judge this error, too.
             raise RuntimeError(f"the transaction was committed, but a hook of on_commit() failed: {error}")
 
     def _rollback(self) -> None:

@@ -407,8 +407,8 @@ def _refused(error: BaseException, was_raised: bool, has_begun: bool, guard: Gua
     if isinstance(found, ActionIdAhead):
         return _refusal(found, guard)
     state = sqlstate(error)
-    if state in RETRIED or has_begun and not was_raised and (
-            UNAVAILABLE.match(state or "") or connection_lost(error) or pool_exhausted(error)):
+    if has_begun and (state in RETRIED or not was_raised and (
+            UNAVAILABLE.match(state or "") or connection_lost(error) or pool_exhausted(error))):
         logging.getLogger("pg_idempotency").error("the database is not available: 503 was sent", exc_info=error)
         return _answer(problem("unavailable", "Service unavailable", 503, "The database is not available. Retry with the same key."),
                        ("Retry-After", "1"))

@@ -52,9 +52,10 @@ def connection_lost(error: BaseException) -> bool:
     that an ORM has wrapped."""
     state = sqlstate(error)
     if state is not None or isinstance(error, IdempotencyError) or pool_exhausted(error):
-        return (state or "")[:2] == "08" or state in ("57P01", "57P02", "57P03")
+        return (state or "").startswith(("08", "57P0"))
     names = {kind.__name__ for one in chain(error) for kind in type(one).__mro__}
-    return bool(names & {"OperationalError", "InterfaceError", "OSError"})
+    # An InterfaceError can also be a wrong use of the driver.
+    return bool(names & {"OperationalError", "OSError"}) or "InterfaceError" in names and "closed" in str(error)
 
 
 def scope_is_elsewhere(error: BaseException) -> bool:

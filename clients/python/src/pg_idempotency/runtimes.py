@@ -357,9 +357,9 @@ class AsyncRuntime:
                     works = False
                     if is_cancelled_again:
                         task.uncancel()
-        except (TimeoutError, asyncio.CancelledError):
-            # CancelledError: also where anyio 3 has cancelled the task before, which it leaves counted.
-            if not scope.expired():
+        except (TimeoutError, asyncio.CancelledError) as error:
+            # CancelledError: also where anyio 3 has cancelled the task before, which it leaves counted.  But of two, one is another's.
+            if not scope.expired() or isinstance(error, asyncio.CancelledError) and isinstance(error.__context__, asyncio.CancelledError):
                 raise
         finally:
             for timer in timers.values():
