@@ -786,14 +786,21 @@ BEGIN
 					-- subtransaction that has been released waits until the transaction ends.  A wait for a row
 					-- can consist of three, for other waiters, a subtransaction and its transaction, and
 					-- lock_timeout limits each.  So look again after a third of the time, but not before
-					-- the server has looked for deadlocks.
+					-- the server has looked for deadlocks, nor after the caller's lock_timeout.
 					IF verdict = 'held' THEN
 						clock := clock_timestamp();
-						limit_end := least(deadline, clock + greatest((deadline - clock) / 3, '1.1 s'));
 						callers_limit := current_setting('lock_timeout');
-						PERFORM @S@.idem_p_limit_waits(limit_end);
+						limit_end := least(deadline, coalesce(began, clock) + (SELECT nullif(s.setting, '0')::float8 * '1 ms'::interval
+								FROM pg_settings AS s WHERE s.name = 'lock_timeout'),
+							clock + greatest((deadline - clock) / 3, current_setting('deadlock_timeout')::interval + '0.1 s'));
+						IF NOT @S@.idem_p_limit_waits(limit_end) THEN
+							RAISE SQLSTATE 'IDR00';
+						END IF;
 						PERFORM FROM @S@.idem_keys AS k WHERE k.key = idem_claim.key AND k.scope = idem_claim.scope FOR NO KEY UPDATE;
 						PERFORM set_config('lock_timeout', callers_limit, true);
+						-- It limits each wait alone.
+						clock := clock_timestamp();
+						began := NULL;
 					END IF;
 					IF verdict = 'held' OR @S@.idem_p_await_lock(478, number, deadline) THEN
 						result := @S@.idem_claim(scope, key, request_hash, ttl, lease, NULL, request);

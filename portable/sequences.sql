@@ -147,8 +147,10 @@ BEGIN
 		IF decision.version > 9223372036854775807 - count THEN
 			RAISE EXCEPTION USING ERRCODE = '22003', MESSAGE = 'aggregate version out of range';
 		END IF;
+		-- Do not wait here, because this would keep the lock of the row if another append comes first.
 		UPDATE @S@.idem_aggregates AS a SET version = a.version + count
-			WHERE a.aggregate = idem_try_append.aggregate AND a.version = decision.version
+			WHERE a.aggregate = (SELECT l.aggregate FROM @S@.idem_aggregates AS l
+				WHERE l.aggregate = idem_try_append.aggregate AND l.version = decision.version FOR NO KEY UPDATE SKIP LOCKED)
 			RETURNING a.version INTO decision.version;
 		IF NOT FOUND THEN
 			INSERT INTO @S@.idem_aggregates AS a (version, aggregate) VALUES (count, idem_try_append.aggregate)

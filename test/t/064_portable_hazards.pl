@@ -292,6 +292,32 @@ $first->run('RELEASE a');
 is($waiter->result, 'in_progress|t', 'a wait for a savepoint and then for its transaction has one limit');
 $first->run('ROLLBACK');
 
+# A wait that is over before the row is waited for has an end, too.
+$first->run(q{SELECT FROM idem.idem_claim('s', 'waits-for-the-row-2', lease => '0')});
+$first->run(q{BEGIN; SELECT outcome FROM idem.idem_claim('s', 'waits-for-the-row-2')});
+foreach my $wait (1, 2, 3, 5, 8, 13)
+{
+	my $new = session($node, 'shop');
+
+	is($new->run("SET statement_timeout = '20 s'; SELECT outcome FROM idem.idem_claim('s', 'waits-for-the-row-2', wait => '$wait ms')"),
+		'in_progress', "a wait of $wait ms ends");
+	$new->quit;
+}
+$waiter->send(q{SET lock_timeout = '2 s'; SELECT clock_timestamp() FROM idem.idem_claim('s', 'waits-for-the-row-2', wait => '10 s')});
+is($waiter->result, 'ERROR 55P03', 'a wait for a row obeys lock_timeout');
+$waiter->run('RESET lock_timeout');
+$first->run('ROLLBACK');
+
+# Of two appends at once, the later one changes nothing and keeps nothing.
+$first->run(q{SELECT FROM idem.idem_try_append('rivals', 'one', 1)});
+$first->run(q{BEGIN; SELECT FROM idem.idem_try_append('rivals', 'one', 2)});
+$waiter->send(q{BEGIN; SELECT outcome FROM idem.idem_try_append('rivals', 'two', 1, expected_version => 1)});
+wait_for_block($node, $waiter->pid);
+$first->run('COMMIT');
+is($waiter->result, 'version_conflict', 'an append that comes later is a conflict,');
+is($first->run(q{SET statement_timeout = '20 s'; SELECT outcome FROM idem.idem_try_append('rivals', 'one', 3)}), 'appended', 'and blocks no other one');
+$waiter->run('ROLLBACK');
+
 # Waiting duplicates of a retry do not delay the calls of its holder.
 my @duplicates = map { session($node, 'shop') } 1 .. 10;
 my $holder_waits = 0;
