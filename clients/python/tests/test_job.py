@@ -532,7 +532,7 @@ def test_a_job_that_is_cancelled_while_its_claim_is_failed_can_run_again_at_once
                 return await refused(job)
 
             task = asyncio.create_task(idem.job("u", key, claimed))
-            waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%idem_fail%'"
+            waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%_fail%'"
             async with await psycopg.AsyncConnection.connect("", autocommit=True) as observer:
                 while not await (await observer.execute(waits)).fetchone():
                     await asyncio.sleep(0.02)
