@@ -284,7 +284,7 @@ export class Session {
       if (begins && pool[BEGIN]) pool[BEGIN]().then(take).catch(reject)
       else if (!callsBack(pool)) pool.connect().then(take).catch(reject)
       // With a promise, an 'error' could come before our listener.
-      else (pool as unknown as CallingPool).connect((error, client) => { if (client) take(client); else reject(error) })
+      else (pool as unknown as CallingPool).connect((error, client) => { if (error) reject(error); else take(client!) })
     })
     try {
       return await within<Session>(limitMs, (resolve, reject) => { connecting.then(resolve, reject) })
