@@ -5,7 +5,7 @@
 import type { EventEmitter } from 'node:events'
 import { TransactionEnded } from './errors.js'
 import type { Row } from './functions.js'
-import { isConnectionLost, retryIfDead, type PoolClientLike, type PoolLike, type TransactionHandle } from './postgres.js'
+import { BEGIN, isConnectionLost, retryIfDead, type PoolClientLike, type PoolLike, type TransactionHandle } from './postgres.js'
 import type { Parameter } from './values.js'
 
 export interface Adapter<Tx> {
@@ -44,7 +44,7 @@ export const ONE_NESTED = 'await one nested transaction before the next'
 export function poolOver<Tx extends object>(adapter: Adapter<Tx>): PoolLike<Tx> {
   return {
     connect: async () => new AdapterClient(adapter),
-    begin() {
+    [BEGIN]() {
       const began = performance.now()
       return retryIfDead(async () => {
         const client = new AdapterClient(adapter)
@@ -62,12 +62,17 @@ const UNKNOWN = { readyForQuery: false }
 
 /** A client whose BEGIN, COMMIT and ROLLBACK are calls of the ORM. */
 class AdapterClient<Tx extends object> implements PoolClientLike {
-  handle: ReturnType<typeof limited<Tx>> | undefined
+  #handle: ReturnType<typeof limited<Tx>> | undefined
   #open: OpenTransaction<Tx> | undefined
   #client: (PoolClientLike & { connection?: { stream?: { destroy?(): void } } }) | undefined
   #onError: ((error: Error) => void) | undefined
 
   constructor(readonly adapter: Adapter<Tx>) {}
+
+  get handle(): ReturnType<typeof limited<Tx>> | undefined {
+    const open = this.#open
+    return this.#handle ??= open && limited(open.tx, open.ends ?? [], open.queues)
+  }
 
   get below(): object {
     return this.#open ? this.#open.client ?? UNKNOWN : this
@@ -79,16 +84,15 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
 
   async begin(): Promise<void> {
     this.#open = await this.adapter.begin()
-    this.handle = limited(this.#open.tx, this.#open.ends ?? [], this.#open.queues)
     this.#client = this.#open.client
   }
 
   async query({ text, values }: { text: string; values: Parameter[] }): Promise<{ command: string; rows: Row[] }> {
     const open = this.#open
-    // pool.begin() has begun it.
+    // The pool has begun it.
     if (text === 'BEGIN') return { command: text, rows: [] }
     if (text === 'COMMIT' || text === 'ROLLBACK') {
-      if (open?.isNested?.() || this.handle?.isNested()) {
+      if (open?.isNested?.() || this.#handle?.isNested()) {
         if (text === 'COMMIT') throw new TransactionEnded('the handler returned before its nested transaction had ended; await it')
         // Its later statements must not run in another transaction on this connection.
         this.#destroy()
@@ -105,11 +109,12 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
   /**
    * Commits, and returns the server's command tag. It is ROLLBACK if a statement
    * failed that nothing awaited, and that the ORM sent late. ORMs do not report it.
+   * Without a handler, each statement was awaited.
    */
   async #commit(open: OpenTransaction<Tx>): Promise<string> {
     const wire = (open.client as { connection?: EventEmitter } | undefined)?.connection
     const isShown = typeof wire?.on === 'function'
-    const [begun] = isShown || open.reportsRollback ? [] : await this.adapter.query('SELECT pg_catalog.pg_current_xact_id()::text AS id', [], open.tx)
+    const [begun] = isShown || open.reportsRollback || !this.#handle ? [] : await this.adapter.query('SELECT pg_catalog.pg_current_xact_id()::text AS id', [], open.tx)
     let tag = isShown ? '' : 'COMMIT'
     const note = ({ text }: { text: string }): void => { tag = text }
     if (isShown) wire.on('commandComplete', note)

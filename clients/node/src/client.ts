@@ -18,7 +18,7 @@ import {
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
 import { noteClaim, observed, spanned, traceparent, waiting, withoutTrace, type Observers } from './observe.js'
-import { ANSWER_MS, isConnectionLost, isInDoubt, isStale, MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, unreachable, type Handle, type PoolLike } from './postgres.js'
+import { ANSWER_MS, BEGIN, isConnectionLost, isStale, MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, unreachable, type Handle, type PoolLike } from './postgres.js'
 import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
 import { checkedNames, describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
@@ -306,15 +306,18 @@ function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined, drop?:
 
 const isLoss = (error: unknown): boolean => error instanceof ClaimLost || error instanceof ClaimNotFound
 
-/** Also repeats an attempt whose COMMIT is in doubt. The argument of the attempt is whether the one before was. */
-function untilSettled<T>(attempt: (isRepeated: boolean) => Promise<T>): Promise<T> {
+interface Own { session?: Session }
+/** Also repeats an attempt whose COMMIT is in doubt. The arguments of the attempt are whether the one before was, and where it puts its session. */
+function untilSettled<T>(attempt: (isRepeated: boolean, own: Own) => Promise<T>): Promise<T> {
   let doubts = 0
   return withRetries(async () => {
     for (;;) {
+      // The handler's error can come from another session whose COMMIT is in doubt.
+      const own: Own = {}
       try {
-        return await attempt(doubts > 0)
+        return await attempt(doubts > 0, own)
       } catch (error) {
-        if (!isInDoubt(error) || ++doubts === 3) throw error
+        if (!own.session?.inDoubt || ++doubts === 3) throw error
       }
     }
   })
@@ -435,15 +438,17 @@ export class Idempotency<Tx = PoolClient> {
     return this.#singleFlight.run('request', withTimes(options, this.#defaults), this.#defaults, (request) => {
       const deadline = Deadline.inTransaction(request)
       // After a lost answer, the transaction has committed, or will never commit, or has not yet ended.
-      return untilSettled((isRepeated) => this.#once(isRepeated ? { ...request, wait: IN_DOUBT_WAIT, waitMs: undefined } : request, handler, deadline,
-        isRepeated ? ANSWER_MS : undefined))
+      return untilSettled((isRepeated, own) => this.#once(isRepeated ? { ...request, wait: IN_DOUBT_WAIT, waitMs: undefined } : request, handler, deadline,
+        own, isRepeated ? ANSWER_MS : undefined))
     })
   }
 
   /** One transaction. */
-  async #once(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response, deadline: Deadline, connectMs?: number): Promise<Result> {
+  async #once(options: RequestOptions, handler: (tx: Tx) => Promise<Response> | Response, deadline: Deadline,
+    own: Own, connectMs?: number): Promise<Result> {
     const opened = this.#claimed(options, 'request', connectMs)
     const { session, claim } = await orAbort(opened, options.signal, (late) => void late.session.release())
+    own.session = session
     if (claim.outcome !== 'new') {
       // The response does not have to wait for the ROLLBACK.
       void session.release()
@@ -498,9 +503,15 @@ export class Idempotency<Tx = PoolClient> {
         const limitMs = ANSWER_MS + (sleeps ? ms : 0)
         const began = performance.now()
         const claim = await spanned('idempotency.claim', async () => {
-          if (kind === 'job' && !pool.begin) return session.perform(statement, limitMs)
+          if (kind === 'job' && !pool[BEGIN]) return session.perform(statement, limitMs)
           const made = await session.begin(statement, limitMs)
-          if (kind === 'job') await session.commit()
+          if (kind === 'job' && made.outcome === 'new') {
+            await session.commit().catch((error: unknown) => {
+              // Otherwise the claim would refuse its duplicates until the end of the lease, if it has committed.
+              void this.release(options.scope, options.key, { claimToken: made.claimToken }).catch(() => undefined)
+              throw error
+            })
+          }
           return made
         })
         noteClaim(claim, sleeps ? performance.now() - began : 0)
@@ -568,10 +579,9 @@ export class Idempotency<Tx = PoolClient> {
     complete: (response: Response) => Statement<boolean>, deadline: Deadline): Promise<Result> {
     const { scope, key } = options
     const { claimToken } = claim
-    return untilSettled(async (isRepeated) => {
-      let session: Session | undefined
+    return untilSettled(async (isRepeated, own) => {
       try {
-        const opened = session = await this.#opened(scope, async (one) => {
+        const opened = own.session = await this.#opened(scope, async (one) => {
           await one.begin(this.statements.heartbeat(scope, key, { claimToken, ...leaseOf(options) }))
           return one
         }, isRepeated ? ANSWER_MS : undefined)
@@ -587,7 +597,7 @@ export class Idempotency<Tx = PoolClient> {
         if (!isRepeated || !isLoss(error) || await this.complete(scope, key, 200, { claimToken }).catch(() => true)) throw error
         return { ...storedResult('new', (await this.lookup(scope, key))!), replayed: false }
       } finally {
-        await session?.release()
+        await own.session?.release()
       }
     })
   }

@@ -55,8 +55,8 @@ interface Kinds {
 type Kind = keyof Kinds | `${keyof Kinds}?`
 type Columns = Record<string, Kind>
 type ValueOf<K> = K extends keyof Kinds ? Kinds[K] : K extends `${infer Known extends keyof Kinds}?` ? Kinds[Known] | null : never
-type RecordOf<C> = { [Name in keyof C]: ValueOf<C[Name]> } &
-  { [Name in keyof C & string as C[Name] extends 'json' | 'json?' ? `${Name}Text` : never]: C[Name] extends 'json' ? string : string | null }
+type RecordOf<C> = { -readonly [Name in keyof C]: ValueOf<C[Name]> } &
+  { -readonly [Name in keyof C & string as C[Name] extends 'json' | 'json?' ? `${Name}Text` : never]: C[Name] extends 'json' ? string : string | null }
 
 const RESPONSE = { responseStatus: 'int?', responseHeaders: 'headers?', responseBody: 'text?', responseBytes: 'bytes?' } as const
 const RECOVERY = { recoveryPoint: 'text?', recoveryState: 'json?', leaseExpiresAt: 'time?' } as const
@@ -255,8 +255,9 @@ export function statements(schema: string, isShard = false) {
   const hashArguments = (method: string, path: string, body: string | Uint8Array | null | undefined, without: string[][] = []): Argument[] => [
     ...required({ method, path }),
     body instanceof Uint8Array ? ['body', 'bytea', bytes(body, 'body')]
+      : typeof body !== 'string' ? unlessDefault('body', 'text', body, 'body', text)
       : without.reduce<Argument>(([, , document], members) => ['body', 'jsonb', new Nested('pg_catalog.jsonb_delete_path',
-        [['document', 'jsonb', document], ['path', 'text[]', array(members, 'path', text)]])], unlessDefault('body', 'text', body, 'body', text)),
+        [['document', 'jsonb', document], ['path', 'text[]', array(members, 'path', text)]])], ['body', 'text', body]),
   ]
   const hash = (options: RequestIdentity): Argument[] => (!('method' in options) ? optional(options, 'requestHash')
     : [['request_hash', 'bytea', new Nested('idem_request_hash', hashArguments(options.method, options.path, options.body, options.without))]])

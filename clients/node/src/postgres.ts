@@ -11,11 +11,14 @@ import { asIdempotencyError, IdempotencyError, sqlstateOf, TimedOut, Transaction
 import type { Row, Statement, Statements } from './functions.js'
 import { describe, LONGEST_TIMER, remembered, type Parameter } from './values.js'
 
+/** A method of an ORM's pool. A symbol, because a pool that extends pg.Pool can have a begin() of its own. */
+export const BEGIN: unique symbol = Symbol('begin')
+
 /** The members of a pg.Pool that we use, or of an ORM's pool. */
 export interface PoolLike<Tx = any> {
   connect(): Promise<PoolClientLike>
   /** Of an ORM's pool: a client whose transaction has begun. */
-  begin?(): Promise<PoolClientLike>
+  [BEGIN]?(): Promise<PoolClientLike>
   options?: { max?: number | undefined }
   /** The statements of the double in memory. */
   readonly statements?: Statements
@@ -228,9 +231,6 @@ const isSilence = (error: unknown): boolean => error instanceof TimedOut || (err
 /** Errors of a pool that gave no connection, or only dead ones. */
 export const unreachable = new WeakSet()
 export const isUnreachable = (error: unknown): boolean => unreachable.has(error as object)
-/** Errors of a COMMIT that was sent, before the connection was lost. The transaction might have committed. */
-const inDoubt = new WeakSet()
-export const isInDoubt = (error: unknown): boolean => inDoubt.has(error as object)
 
 /** Turns errors into our classes, and explains the errors of a wrong option schema. */
 function translated(error: unknown): unknown {
@@ -247,10 +247,20 @@ const ENDS = /^(?:\s|--[^\n]*\n|\/\*[\s\S]*?\*\/|;)*(begin|start\s+transaction|c
 
 const WENT_ON = 'the handler continued after an error of the database, which has undone its work; do not catch the error, or roll back to a savepoint'
 
+interface CallingPool { connect(callback: (error?: Error, client?: PoolClientLike) => void): void }
+/** Whether connect() is that of pg-pool, which calls back at once. The one of a subclass might ignore the callback, or also return a promise. */
+function callsBack(pool: PoolLike): boolean {
+  let holder: PoolLike | null = pool
+  while (holder && !Object.hasOwn(holder, 'connect')) holder = Object.getPrototypeOf(holder) as PoolLike | null
+  return holder !== null && Object.hasOwn(holder, 'newClient') && holder.connect === pool.connect
+}
+
 /** A client of a pool, in use for one transaction or one statement. */
 export class Session {
   /** The connection was lost. */
   lost = false
+  /** COMMIT was sent before the connection was lost. The transaction might have committed. */
+  inDoubt = false
   /** release() does not wait for the running statement. */
   abandoned = false
   #client: PoolClientLike
@@ -268,13 +278,13 @@ export class Session {
   }
 
   /** begins is whether a transaction follows. An ORM begins it when it takes the connection, so the limit of BEGIN includes that wait. */
-  static async open(pool: PoolLike, begins: boolean, limitMs = begins && pool.begin ? ANSWER_MS : Infinity): Promise<Session> {
+  static async open(pool: PoolLike, begins: boolean, limitMs = begins && pool[BEGIN] ? ANSWER_MS : Infinity): Promise<Session> {
     const connecting = new Promise<Session>((resolve, reject) => {
-      const take = (client?: PoolClientLike): void => { if (client) resolve(new Session(client, pool)) }
-      const connect = pool.connect.bind(pool) as (callback: (error?: Error, client?: PoolClientLike) => void) => Promise<PoolClientLike> | undefined
-      // A pg.Pool calls back at once. If it gave the client in a promise, an 'error' could come before our listener. Other pools return a promise.
-      const given = begins && pool.begin ? pool.begin() : connect((error, client) => { if (error) reject(error); else take(client) })
-      given?.then(take).catch(reject)
+      const take = (client: PoolClientLike): void => resolve(new Session(client, pool))
+      if (begins && pool[BEGIN]) pool[BEGIN]().then(take).catch(reject)
+      else if (!callsBack(pool)) pool.connect().then(take).catch(reject)
+      // With a promise, an 'error' could come before our listener.
+      else (pool as unknown as CallingPool).connect((error, client) => { if (error) reject(error); else take(client!) })
     })
     try {
       return await within<Session>(limitMs, (resolve, reject) => { connecting.then(resolve, reject) })
@@ -357,7 +367,7 @@ export class Session {
     if (isUnread(this.#client)) throw new TransactionEnded('the handler returned before it had read a cursor or a stream to its end, or had closed it')
     const commit: Command = { text: 'COMMIT', values: [], isSent: false }
     const answers = await this.#send([...(statement ? [statement] : []), commit], ANSWER_MS).catch((error: unknown) => {
-      if (this.lost && commit.isSent) inDoubt.add(error as object)
+      this.inDoubt = this.lost && commit.isSent === true
       throw sqlstateOf(error) === '25P02' ? new TransactionEnded(WENT_ON, { cause: error }) : error
     })
     this.#begun = false

@@ -112,3 +112,7 @@ export async function plugin(idem: Idempotency): Promise<void> {
   // @ts-expect-error: what the plugin does not know
   await server.register(idempotency, { client: idem, scope: () => 'ann', wat: 1 })
 }
+
+export async function records(idem: Idempotency): Promise<void> {
+  for (const message of await idem.outboxTake()) message.payload = null
+}

@@ -1,5 +1,6 @@
 /** Tests that need no server. */
 import assert from 'node:assert/strict'
+import { EventEmitter } from 'node:events'
 import { readFile } from 'node:fs/promises'
 import { createRequire } from 'node:module'
 import { createServer, type AddressInfo } from 'node:net'
@@ -12,6 +13,7 @@ import {
 } from 'pg-idempotency'
 import { allowedHeaders, parseKey, serve } from 'pg-idempotency/http'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
+import { prismaPool } from 'pg-idempotency/prisma'
 import { typeormPool } from 'pg-idempotency/typeorm'
 
 test('a new key is a UUIDv7, and later ones are greater', () => {
@@ -219,5 +221,107 @@ test('a session that the server ends in the moment in which it becomes ready end
     console.error = log
     await pool.end()
     server.close()
+  }
+})
+
+test('a COMMIT in doubt in a handler is not that of the request or job around it', async () => {
+  let [runs, debits] = [0, 0]
+  const inner = new Idempotency({ connect: async () => ({
+    on: () => undefined, removeListener: () => undefined, release: () => undefined,
+    async query({ text }: { text: string }) {
+      if (text !== 'COMMIT') return { command: text, rows: [] }
+      debits++
+      throw new Error('Connection terminated unexpectedly')
+    },
+  }) })
+  const outer = new MemoryIdempotency()
+  const handler = async (): Promise<{ status: number }> => {
+    runs++
+    await inner.transaction(() => undefined)
+    return { status: 200 }
+  }
+  const options = (): { scope: string; key: string } => ({ scope: 's', key: newKey() })
+  for (const call of [() => outer.request(options(), handler), () => outer.job(options(), async (job) => { await job.finish(handler) })]) {
+    runs = debits = 0
+    await assert.rejects(call, /Connection terminated/)
+    assert.deepEqual({ runs, debits }, { runs: 1, debits: 1 })
+  }
+})
+
+test('a subclass of pg.Pool with its own connect() or begin() loses no connection, no setting and no listener', async (t) => {
+  class Client extends EventEmitter {
+    _queryable = true
+    isSet = false
+    connect(done: () => void): void { setImmediate(done) }
+    end(done?: () => void): void { done?.() }
+    async query({ text }: { text: string }): Promise<unknown> { return { command: text, rows: [{ set: String(this.isSet) }] } }
+  }
+  type Connected = (error: any, client: any, release: any) => void
+  const set = (client: unknown): pg.PoolClient => Object.assign(client as pg.PoolClient, { isSet: true })
+  class Mine extends pg.Pool {
+    override async connect(...given: []): Promise<any> { return set(await super.connect(...given)) }
+  }
+  class Ignoring extends pg.Pool {
+    override connect(done?: Connected): any { return done ? super.connect(done) : super.connect().then(set) }
+  }
+  class Both extends pg.Pool {
+    override connect(done?: Connected): any {
+      const made = super.connect().then(set)
+      if (done) made.then<unknown, unknown>((client) => done(undefined, client, client.release), (error: unknown) => done(error, undefined, undefined))
+      return made
+    }
+  }
+  class Begin extends pg.Pool {
+    async begin<T>(run: (client: pg.PoolClient) => Promise<T>): Promise<T> { return run(set(await this.connect())) }
+  }
+  for (const [One, isSet] of [[pg.Pool, 'false'], [Mine, 'true'], [Ignoring, 'true'], [Both, 'true'], [Begin, 'false']] as const) {
+    await t.test(One.name, async () => {
+      const pool = new One({ Client: Client as never, max: 2 })
+      const client = new Idempotency(pool)
+      for (let call = 0; call < 4; call++) {
+        const { rows } = await client.transaction(async (tx) => tx.query({ text: 'SELECT' }), { timeout: '5 seconds' })
+        assert.deepEqual(rows, [{ set: isSet }])
+      }
+      await new Promise(setImmediate)
+      assert.deepEqual([pool.totalCount, pool.idleCount], [1, 1])
+      // Only the one of pg-pool for idle clients.
+      assert.equal((pool as any)._clients[0].listenerCount('error'), 1)
+    })
+  }
+})
+
+test('a claim without a body leaves out no members', () => {
+  const { text } = new Idempotency(new pg.Pool()).statements.claim('s', 'k', { method: 'POST', path: '/', without: [['a']] })
+  assert.doesNotMatch(text, /jsonb_delete_path/)
+})
+
+test("with an ORM that hides its client, only a job's new claim commits, needs no second connection, and is released if COMMIT fails", async () => {
+  for (const [outcome, failure, expected] of [
+    ['new', undefined, ['idem_claim', 'COMMIT']], ['new', new Error('no connection'), ['idem_claim', 'no COMMIT', 'alone idem_release']],
+    ['in_progress', undefined, ['idem_claim', 'ROLLBACK']],
+  ] as const) {
+    const log: string[] = []
+    const query = (prefix: string) => async (text: string): Promise<object[]> => {
+      log.push(prefix + /idem_[a-z]+|pg_\w*xact\w*/.exec(text.replaceAll('"', ''))![0])
+      return [{ outcome, claimToken: '1', attempt: '1', leaseSeconds: '60', maxResponseSize: '1MB', encoding: 'UTF8', value: 'true' }]
+    }
+    const client = new Idempotency(prismaPool({
+      _activeProvider: 'postgresql', $queryRawUnsafe: query('alone '),
+      async $transaction(run: (tx: object) => Promise<void>) {
+        try {
+          await run({ $queryRawUnsafe: query('') })
+        } catch (error) {
+          log.push('ROLLBACK')
+          throw error
+        }
+        log.push(failure ? 'no COMMIT' : 'COMMIT')
+        if (failure) throw failure
+      },
+    }))
+    const stop = new Error('stop')
+    const seen: string[] = []
+    await assert.rejects(client.job({ scope: 's', key: newKey() }, () => { seen.push(...log); throw stop }), failure ?? (outcome === 'new' ? stop : InProgress))
+    await new Promise(setImmediate)
+    assert.deepEqual(seen.length > 0 ? seen : log.slice(0, expected.length), expected)
   }
 })
