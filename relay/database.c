@@ -12,9 +12,10 @@
  * missing privilege might be granted by then.
  *
  * After a failover, a connection to the old server can still work.  It is lost
- * as soon as another one has reached the new server.  But a new cluster can
- * have an older timeline.  So if only older ones are reached for some time,
- * one of these is used, and the other connections are lost.
+ * as soon as another one has reached the new server, and it is not used while
+ * that restarts.  But a new cluster can have an older timeline.  So if each
+ * try reaches an older one for some time, that is used, and the other
+ * connections are lost.
  *
  * A RelayServer holds what all connections share; relay.c owns it.  A
  * RelayDatabase owns its libpq connection; answers.c and taker.c own one each.
@@ -33,7 +34,7 @@
 #define LONGEST_BACKOFF		15000
 #define CONNECT_LIMIT		10000
 #define LONGEST_LOCK_PAUSE	3000
-#define OUTDATED_LIMIT		10000
+#define OUTDATED_LIMIT		60000	/* longer than a restart of a server */
 #define FIRST_LIST			9	/* in the settings that libpq gets */
 
 /* The order is that of RelayServer.host_lists. */
@@ -284,10 +285,6 @@ relay_database_close(RelayDatabase *database)
 	free(database->schema);
 	database->schema = NULL;
 	database->pid = 0;
-	if (database->timeline != 0 &&
-		database->timeline == database->server->timeline &&
-		--database->server->ncurrent == 0)
-		database->server->timeline = 0;
 	database->timeline = 0;
 	database->state = RELAY_DATABASE_OFF;
 }
@@ -583,10 +580,7 @@ end_setup(RelayDatabase *database, PGresult *result)
 		else
 		{
 			if (database->timeline != 0)
-			{
 				relay_database_use(server, database->timeline);
-				server->ncurrent++;
-			}
 			database->state = RELAY_DATABASE_IDLE;
 			if (database->losses > 0 && database->backoff > 0)
 				relay_log(RELAY_INFO, "connected to the database again (%s)",
@@ -597,8 +591,8 @@ end_setup(RelayDatabase *database, PGresult *result)
 }
 
 /*
- * Return whether another connection has reached a server with a newer
- * timeline, unless only older ones are reached for a while.
+ * Return whether a connection has reached a server with a newer timeline,
+ * unless each try has reached an older one for a while.
  */
 static bool
 is_outdated(const RelayDatabase *database)
@@ -620,8 +614,6 @@ is_outdated(const RelayDatabase *database)
 void
 relay_database_use(RelayServer *server, unsigned timeline)
 {
-	if (timeline != server->timeline)
-		server->ncurrent = 0;
 	server->timeline = timeline;
 	server->outdated_since = 0;
 }
@@ -651,6 +643,9 @@ lose(RelayDatabase *database, const char *why)
 {
 	bool		busy = database->state == RELAY_DATABASE_BUSY;
 
+	/* The server that it did not reach can be the newest. */
+	if (database->state == RELAY_DATABASE_CONNECTING)
+		database->server->outdated_since = 0;
 	if (database->state == RELAY_DATABASE_CONNECTING ||
 		database->state == RELAY_DATABASE_SETUP)
 		database->first_host = (database->first_host + 1) %

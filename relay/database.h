@@ -60,9 +60,8 @@ typedef struct RelayServer
 	int			nhosts;
 	int			good_host;		/* number of the one that worked at start */
 
-	unsigned	timeline;		/* the one that is used; 0: unknown */
-	int			ncurrent;		/* connections that have it */
-	int64_t		outdated_since; /* only older ones were reached; or 0 */
+	unsigned	timeline;		/* the last that was used; 0: unknown */
+	int64_t		outdated_since; /* each try reached an older one; or 0 */
 	int			max_attempts;	/* idempotency.outbox_max_attempts */
 	bool		no_timeline;	/* it does not report one */
 	bool		has_timeline;	/* it has reported one, so it can again */

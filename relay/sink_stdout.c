@@ -235,7 +235,8 @@ truncate_part(const Output *output)
 
 	return part > 0 && fstat(STDOUT_FILENO, &status) == 0 &&
 		S_ISREG(status.st_mode) && status.st_size == end &&
-		ftruncate(STDOUT_FILENO, end - part) == 0;
+		ftruncate(STDOUT_FILENO, end - part) == 0 &&
+		lseek(STDOUT_FILENO, end - part, SEEK_SET) >= 0;
 }
 
 const RelaySinkType relay_sink_stdout = {

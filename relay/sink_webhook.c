@@ -176,9 +176,6 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 	curl_multi_setopt(webhook->multi, CURLMOPT_TIMERDATA, sink);
 	curl_multi_setopt(webhook->multi, CURLMOPT_MAXCONNECTS,
 					  (long) sink->max_in_flight);
-	/* A kept connection ends if a message needs a new one. */
-	curl_multi_setopt(webhook->multi, CURLMOPT_MAX_TOTAL_CONNECTIONS,
-					  (long) sink->max_in_flight);
 	return true;
 }
 
@@ -289,6 +286,9 @@ deliver(RelaySink *sink, RelayMessage *message)
 		curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, 1L);
 		curl_easy_setopt(easy, CURLOPT_FORBID_REUSE, 1L);
 	}
+	/* If this message needs a new connection, one that is not used ends. */
+	curl_multi_setopt(webhook->multi, CURLMOPT_MAX_TOTAL_CONNECTIONS,
+					  (long) sink->in_flight.count);
 	curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, keep_answer);
 	curl_easy_setopt(easy, CURLOPT_WRITEDATA, delivery);
 	if (*ca_file)

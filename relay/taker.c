@@ -22,9 +22,10 @@
  * The relay measures a lease with the clock of this machine, from before the
  * call.  So a lease expires here before it expires on the server.
  *
- * On a slow connection, leases can expire before the result has arrived.  The
- * next take then waits until they are extended, because it would take these
- * messages again.  It also asks for longer leases, because other relays would.
+ * Leases can expire in an outage, or before a result has arrived on a slow
+ * connection.  The next take then waits until they are extended, because it
+ * would take these messages again.  After a slow result, it also asks for
+ * longer leases, because other relays would.
  *
  * A RelayTaker owns its connection.  relay.c owns it and calls it in every
  * round.
@@ -104,8 +105,7 @@ relay_taker_work(RelayTaker *taker, int64_t now)
 	if (taker->database.state != RELAY_DATABASE_IDLE ||
 		!relay_answers_connected(taker->answers))
 		return;
-	taker->late = taker->late && relay_queue_has_expired(taker->queue, now);
-	if (taker->late)
+	if (relay_queue_has_expired(taker->queue, now))
 		return;
 	count = free_places(taker);
 	if (count == 0)
@@ -369,7 +369,6 @@ note_arrival(RelayTaker *taker, int64_t now)
 		taker->arrival = arrival;
 		taker->arrival_end = now + ARRIVAL_TIME;
 	}
-	taker->late = now >= taker->taken_at + taker->lease;
 	return arrival > taker->lease / SLOW_SHARE;
 }
 

@@ -38,7 +38,6 @@ typedef struct RelayTaker
 	int64_t		taken_at;		/* when the leases of the take began */
 	int64_t		arrival;		/* how long a result took to arrive, at most */
 	int64_t		arrival_end;	/* then a shorter time replaces it */
-	bool		late;			/* a result has come after its leases */
 	size_t		usual_size;		/* estimate of a message's size */
 	bool		stopping;
 	int64_t		next_cancel;

@@ -590,8 +590,33 @@ def older_for_good(world):
         old.become_primary()
         new.query('SELECT pg_terminate_backend(%s)', take)
         old.publish('t')
-        old.all_acked(1, 60)
+        old.all_acked(1, 150)
         expect('it did not wait', 'another server has a newer timeline' in relay.said())
+        equal('the status', relay.stop(), 0)
+    finally:
+        old.remove()
+        new.remove()
+
+
+def new_restarts(world):
+    """While the new server restarts, the relay does not go back to the old one."""
+    old = Other(world)
+    new = old.copy()
+    try:
+        relay = world.relay('--database=host=%s,%s port=5432 user=postgres dbname=postgres' % (old.data, new.data),
+                            '--out.sink=stdout', '--out.topics=t').started()
+        old.stop()
+        new.promote()
+        new.publish('t')
+        new.all_acked(1)
+        old.start()
+        old.publish('t')
+        new.stop()
+        until('both are refused', lambda: relay.said().count('another server has a newer timeline') > 2)
+        new.start()
+        new.publish('t')
+        new.all_acked(2)
+        equal('what the old one has', old.states(), {'pending': 1})
         equal('the status', relay.stop(), 0)
     finally:
         old.remove()
@@ -645,6 +670,7 @@ TESTS = [
     ('outbox: a failover that loses transactions loses no later message', copies_after_failover),
     ('outbox: after a failover, the other connections follow the sink', sink_goes_first),
     ('database: an older timeline is accepted if no other is reached', older_for_good),
+    ('database: a restart of the new server does not lead back to the old one', new_restarts),
     ('outbox: after a failover, the old server does not stop the copies', copies_beside_old),
     ('database: a server that reports no timeline is used as well', without_timeline),
 ]

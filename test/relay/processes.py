@@ -469,7 +469,7 @@ def disk_full(world):
     # A small file system that does not need root.
     directory = tempfile.mkdtemp(dir=world.directory)
     script = ('mount -t tmpfs -o size=64k none "$0" && head -c 30000 /dev/zero >"$0/ballast" && '
-              '{ "$@" >>"$0/out" 2>"$0.log"; status=$?; cp "$0/out" "$0.out"; exit $status; }')
+              '{ "$@" 2>"$0.log"; status=$?; echo the end; } >"$0/out"; cp "$0/out" "$0.out"; exit $status')
     process = subprocess.Popen(['unshare', '--user', '--map-root-user', '--mount', 'sh', '-c', script, directory, PROGRAM,
                                 *OUT, '--stop_timeout=300ms', '--lease=3s', '--wait=1s'], start_new_session=True)
 
@@ -496,6 +496,7 @@ def disk_full(world):
             process.wait()
     with open(directory + '.out') as out:
         lines = out.read().splitlines()
+    equal('what is written next', lines.pop(), 'the end')
     equal('lines', len({json.loads(line)['message_id'] for line in lines}), world.states()['acked'])
     equal('lines twice', len(lines), world.states()['acked'])
     equal('attempts', world.query('SELECT DISTINCT attempt - uncounted_attempts FROM idem_outbox ORDER BY 1'), [(0,), (1,)])

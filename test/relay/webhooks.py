@@ -364,7 +364,7 @@ def all_workers_are_kept(world):
         return 500 if number == 5 else 204, {}, b''
 
     endpoint = Endpoint(answer, workers=4)
-    relay = world.relay('--w.sink=webhook', '--w.topics=t', '--w.url=' + endpoint.url, '--w.in_flight=4').started()
+    relay = world.relay('--w.sink=webhook', '--w.topics=t', '--w.url=' + endpoint.url, '--w.in_flight=10').started()
     for n in range(4):
         world.publish('t')
     world.all_acked(4)
