@@ -329,6 +329,10 @@ relay_pipeline_work(RelaySink *sink, int64_t now)
 		pipeline->timeline != server->timeline)
 	{
 		pipeline->first_host = (pipeline->first_host + 1) % server->nhosts;
+		/* None of those in flight is the cause. */
+		pipeline->next = NULL;
+		while (sink->in_flight.last)
+			relay_queue_return(sink->in_flight.last);
 		relay_sink_down(sink, "the relay uses a server with another timeline");
 		return;
 	}

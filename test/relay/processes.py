@@ -644,6 +644,26 @@ def late_take(world):
     shutil.rmtree(directory)
 
 
+def sleeps_longer_than_leases(world):
+    """After a pause of the relay that is longer than its leases, it does not take the
+    messages again that it holds."""
+    gate = threading.Event()
+    endpoint = Endpoint(lambda request, number: gate.wait(60) and (204, {}, b''))
+    world.query("SELECT count(idem_publish('t', '1')) FROM generate_series(1, 3000)")
+    relay = world.relay('--w.sink=webhook', '--w.topics=t', '--w.url=' + endpoint.url, '--w.timeout=60s', '--batch=1000',
+                        '--max_messages=5000', '--lease=6s', '--wait=300ms').started()
+    until('all are held', lambda: world.leased() == 3000)
+    relay.signal(signal.SIGSTOP)
+    time.sleep(7)
+    relay.signal(signal.SIGCONT)
+    until('the leases are extended', lambda: world.query(
+        "SELECT count(*) FROM idem_outbox WHERE available_at > now() + '1 second'") == [(3000,)])
+    equal('attempts', world.query('SELECT max(attempt) FROM idem_outbox'), [(1,)])
+    gate.set()
+    equal('the status', relay.stop(), 0)
+    endpoint.close()
+
+
 def deaf_host(world):
     """If a host is switched off, the connection is not refused, and the relay skips it."""
     with deaf_port() as port:
@@ -665,6 +685,7 @@ TESTS = [
     ('the lease of a take whose answer is late counts from the request', late_take),
     ('standard output on a full disk is waited for', disk_full),
     ('of several hosts, the primary is found after a failover', fails_over),
+    ('after a pause longer than the leases, no message that is held is taken again', sleeps_longer_than_leases),
     ('of several hosts, one that is switched off is passed', deaf_host),
     ('standard output gets a line for each message, in order per key', prints),
     ('standard output may be a pipe that is read slowly', to_pipe),
