@@ -58,7 +58,7 @@ Module({})(IdempotencyModule)
 /** For each request that has a transaction: ends it with an error, and waits until the work is rolled back. */
 const failures = new WeakMap<object, (error: unknown) => Promise<void>>()
 /** For each request: ends it if it has given no value to the interceptors, because they have one of their own. */
-const leaving = new WeakMap<object, () => void>()
+const leaving = new WeakMap<object, (error?: unknown) => void>()
 const left = new Error('an outer interceptor has answered in place of the handler, or the client has gone')
 
 /** The first of the application's interceptors: an exception that leaves the others is a failure of the request. */
@@ -72,15 +72,15 @@ class Outermost implements NestInterceptor {
   intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
     if (context.getType() !== 'http') return next.handle()
     const [request, route, { name, prototype }] = [context.getArgByIndex<object>(0), context.getHandler(), context.getClass()]
-    // The name of the method that Nest calls. The instance can have its own function, such as one that the constructor has bound.
+    // The name of the method that Nest calls. The instance can have its own function, such as one that the constructor has bound, or a method that is no route.
     const called = (one: object | null): string => (one === null ? route.name.replace(/^bound /, '')
       : Object.entries(Object.getOwnPropertyDescriptors(one)).find(([, { value }]) => value === route)?.[0] ?? called(Object.getPrototypeOf(one) as object | null))
     const replaces = ([target, method]: (typeof guarded)[0]): boolean => (prototype === target || prototype instanceof target.constructor) &&
-      (called(prototype as object) === method || !(called(prototype as object) in prototype))
+      (called(prototype as object) === method || !Reflect.hasMetadata('path', Object(prototype[called(prototype as object)]) as object))
     if (!Reflect.getMetadata(ROUTE, route) && guarded.some(replaces)) {
       throw new TypeError(`${name}.${route.name}() is not guarded: it replaces a guarded method, and needs @Idempotent(), too`)
     }
-    const fail = async (error: unknown): Promise<void> => failures.get(request)?.(error)
+    const fail = async (error: unknown): Promise<void> => (failures.get(request) ?? leaving.get(request))?.(error)
     return next.handle().pipe(tap({ complete: () => leaving.get(request)?.(), unsubscribe: () => void fail(left) }), catchError((error: unknown) => fail(error).then(() => { throw error })))
   }
 }

@@ -659,17 +659,55 @@ test('a guarded method that the instance replaces is refused, and its other meth
       this.create = (...given) => create.apply(this, given)
     }
   }
-  @Module({ controllers: [Bound, Wrapped], imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'u' })] })
+  @Controller('swapped')
+  class Swapped extends Both {
+    constructor() {
+      super()
+      this.create = this.createNew.bind(this)
+    }
+    async createNew() { runs.push('create') }
+  }
+  @Module({ controllers: [Bound, Wrapped, Swapped], imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'u' })] })
   class Shop {}
   const shop = await NestFactory.create(Shop, { logger: false })
   await shop.listen(0, '127.0.0.1')
   try {
     const at = await shop.getUrl()
-    for (const path of ['bound', 'wrapped']) {
+    for (const path of ['bound', 'wrapped', 'swapped']) {
       const statuses = []
       for (const one of [path, `${path}/list`]) statuses.push((await fetch(`${at}/${one}`, { method: 'POST', headers: { 'Idempotency-Key': newKey() } })).status)
       assert.deepEqual([statuses, runs.splice(0)], [[500, 201], ['list']], path)
     }
+  } finally {
+    await shop.close()
+  }
+})
+
+test('if an outer interceptor gives up while the guard waits for the key, the handler does not run', async () => {
+  let runs = 0
+  @Controller('late')
+  class Late {
+    @Post()
+    @Idempotent({ wait: '10 seconds' })
+    @UseInterceptors(FAST, LOGS)
+    async create() { runs++ }
+  }
+  @Module({ controllers: [Late], imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'late' })] })
+  class Shop {}
+  const shop = await NestFactory.create(Shop, { logger: false })
+  await shop.listen(0, '127.0.0.1')
+  try {
+    const key = newKey()
+    const undone = new Error('undone')
+    await assert.rejects(idem.transaction(async (tx) => {
+      await idem.on(tx).claim('late', key)
+      const { status } = await fetch(`${await shop.getUrl()}/late`, { method: 'POST', headers: { 'Idempotency-Key': key } })
+      assert.equal(status, 408)
+      throw undone
+    }), undone)
+    while (await idem.lookup('late', key)) await sleep(10)
+    await sleep(300)
+    assert.equal(runs, 0)
   } finally {
     await shop.close()
   }
