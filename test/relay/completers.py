@@ -15,7 +15,7 @@ import psycopg2
 
 from databases import Other
 from endpoint import Endpoint
-from processes import server_socket
+from processes import server_socket, through
 from proxies import Gate, SlowLink
 from reporting import page
 from world import PROGRAM, equal, expect, free_port, until
@@ -263,22 +263,17 @@ def returns_at_stop(world):
 
 def arrives_late(world):
     """Claims that arrive after their leases are sent at their first attempt."""
-    directory = tempfile.mkdtemp(dir=world.directory)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
-    listener.listen()
-    SlowLink(listener, server_socket, 40000)
-    endpoint = Endpoint(lambda request, number: (200, {}, b'ok'))
-    world.query('TRUNCATE idem_keys')
-    for n in range(5):
-        claim(world, n, {'n': 'x' * 30000})
-    relay = world.relay('--database=host=%s port=5432' % directory, '--c.resume=shop', '--c.sink=webhook', '--c.url=' + endpoint.url,
-                        '--lease=1s', '--wait=300ms').started()
-    until('they are completed', lambda: world.query("SELECT count(*) FROM idem_keys WHERE state = 'completed'") == [(5,)])
-    equal('attempts', world.query('SELECT max(attempt) FROM idem_keys'), [(2,)])
-    equal('requests', len(endpoint.requests), 5)
-    equal('the status', relay.stop(), 0)
-    listener.close()
+    with through(world, SlowLink, 40000) as database:
+        endpoint = Endpoint(lambda request, number: (200, {}, b'ok'))
+        world.query('TRUNCATE idem_keys')
+        for n in range(5):
+            claim(world, n, {'n': 'x' * 30000})
+        relay = world.relay(database, '--c.resume=shop', '--c.sink=webhook', '--c.url=' + endpoint.url,
+                            '--lease=1s', '--wait=300ms').started()
+        until('they are completed', lambda: world.query("SELECT count(*) FROM idem_keys WHERE state = 'completed'") == [(5,)])
+        equal('attempts', world.query('SELECT max(attempt) FROM idem_keys'), [(2,)])
+        equal('requests', len(endpoint.requests), 5)
+        equal('the status', relay.stop(), 0)
     endpoint.close()
 
 

@@ -540,83 +540,69 @@ def server_socket():
     return server
 
 
+@contextlib.contextmanager
+def through(world, link, limit):
+    """The relay's option for the test's server behind a link of proxies.py."""
+    with tempfile.TemporaryDirectory(dir=world.directory) as directory, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
+        listener.listen()
+        link(listener, server_socket, limit)
+        yield '--database=host=%s port=5432' % directory
+
+
 def large_take(world):
     """If a connection is lost during a take, the next one asks for fewer messages,
     because the result might have been too large for the connection."""
-    directory = tempfile.mkdtemp(dir=world.directory)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
-    listener.listen()
-    Cutter(listener, server_socket, 1000000)
-    world.query("SELECT count(idem_publish('t', to_jsonb(repeat('x', 50000)))) FROM generate_series(1, 60)")
-    relay = world.relay('--out.sink=stdout', '--out.topics=t', '--lease=3s', '--wait=1s', '--database=host=%s port=5432' % directory).started()
-    world.all_acked(60, 30)
-    expect('the connection was not lost', relay.said().count('database (take)') >= 1)
-    equal('the status', relay.stop(), 0)
-    listener.close()
+    with through(world, Cutter, 1000000) as database:
+        world.query("SELECT count(idem_publish('t', to_jsonb(repeat('x', 50000)))) FROM generate_series(1, 60)")
+        relay = world.relay('--out.sink=stdout', '--out.topics=t', '--lease=3s', '--wait=1s', database).started()
+        world.all_acked(60, 30)
+        expect('the connection was not lost', relay.said().count('database (take)') >= 1)
+        equal('the status', relay.stop(), 0)
 
 
 def slow_take(world):
     """A message that takes longer than the relay waits for answers to arrive, and
     longer than its lease, is delivered at its first attempt, as are the others."""
-    directory = tempfile.mkdtemp(dir=world.directory)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
-    listener.listen()
-    SlowLink(listener, server_socket, 40000)
-    for size in 5, 1600000, 5:
-        world.publish('t', '"%s"' % ('x' * size))
-    relay = world.relay('--out.sink=stdout', '--out.topics=t', '--lease=3s', '--wait=1s', '--database=host=%s port=5432' % directory)
-    relay.started()
-    world.all_acked(3, 90)
-    equal('attempts', world.query('SELECT max(attempt) FROM idem_outbox'), [(1,)])
-    expect('the connection was lost', 'database (take)' not in relay.said())
-    world.publish('t')
-    world.all_acked(4)
-    # Otherwise another relay would take the next large one before it has arrived.
-    expect('the next lease is short', world.query(
-        "SELECT 1 FROM idem_outbox WHERE available_at > acked_at + '30 seconds'"))
-    equal('the status', relay.stop(), 0)
-    listener.close()
-    shutil.rmtree(directory)
+    with through(world, SlowLink, 40000) as database:
+        for size in 5, 1600000, 5:
+            world.publish('t', '"%s"' % ('x' * size))
+        relay = world.relay('--out.sink=stdout', '--out.topics=t', '--lease=3s', '--wait=1s', database)
+        relay.started()
+        world.all_acked(3, 90)
+        equal('attempts', world.query('SELECT max(attempt) FROM idem_outbox'), [(1,)])
+        expect('the connection was lost', 'database (take)' not in relay.said())
+        world.publish('t')
+        world.all_acked(4)
+        # Otherwise another relay would take the next large one before it has arrived.
+        expect('the next lease is short', world.query(
+            "SELECT 1 FROM idem_outbox WHERE available_at > acked_at + '30 seconds'"))
+        equal('the status', relay.stop(), 0)
 
 
 def slow_batch(world):
     """If a result arrives slowly, the next take asks for fewer messages."""
-    directory = tempfile.mkdtemp(dir=world.directory)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
-    listener.listen()
-    SlowLink(listener, server_socket, 400000)
-    world.query("SELECT count(idem_publish('t', to_jsonb(repeat('x', 50000)))) FROM generate_series(1, 60)")
-    relay = world.relay('--out.sink=stdout', '--out.topics=t', '--batch=20', '--lease=3s', '--wait=1s',
-                        '--database=host=%s port=5432' % directory)
-    until('the first ones are acknowledged', lambda: world.states().get('acked', 0) >= 20)
-    until('there is another take', lambda: 0 < world.leased() < 20, 1)
-    world.all_acked(60)
-    equal('the status', relay.stop(), 0)
-    listener.close()
-    shutil.rmtree(directory)
+    with through(world, SlowLink, 400000) as database:
+        world.query("SELECT count(idem_publish('t', to_jsonb(repeat('x', 50000)))) FROM generate_series(1, 60)")
+        relay = world.relay('--out.sink=stdout', '--out.topics=t', '--batch=20', '--lease=3s', '--wait=1s', database)
+        until('the first ones are acknowledged', lambda: world.states().get('acked', 0) >= 20)
+        until('there is another take', lambda: 0 < world.leased() < 20, 1)
+        world.all_acked(60)
+        equal('the status', relay.stop(), 0)
 
 
 def short_max_lease(world):
     """If a lease that is longer because of a slow arrival is not allowed, the next take
     asks for the usual one."""
-    directory = tempfile.mkdtemp(dir=world.directory)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(os.path.join(directory, '.s.PGSQL.5432'))
-    listener.listen()
-    SlowLink(listener, server_socket, 100000)
-    with world.setting('max_lease', "'5s'"):
-        relay = world.relay('--out.sink=stdout', '--out.topics=t', '--lease=3s', '--wait=1s', '--database=host=%s port=5432' % directory)
-        world.publish('t', '"%s"' % ('x' * 200000))
-        world.all_acked(1)
-        world.publish('t')
-        world.all_acked(2)
-        expect('the lease was allowed', 'must not be longer than "idempotency.max_lease"' in relay.said())
-        equal('the status', relay.stop(), 0)
-    listener.close()
-    shutil.rmtree(directory)
+    with through(world, SlowLink, 100000) as database:
+        with world.setting('max_lease', "'5s'"):
+            relay = world.relay('--out.sink=stdout', '--out.topics=t', '--lease=3s', '--wait=1s', database)
+            world.publish('t', '"%s"' % ('x' * 200000))
+            world.all_acked(1)
+            world.publish('t')
+            world.all_acked(2)
+            expect('the lease was allowed', 'must not be longer than "idempotency.max_lease"' in relay.said())
+            equal('the status', relay.stop(), 0)
 
 
 def late_take(world):
