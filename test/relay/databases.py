@@ -111,6 +111,18 @@ class Other(World):
         return self.query('SELECT key, n FROM effects ORDER BY id')
 
 
+@contextlib.contextmanager
+def two_servers(world):
+    """A server, and its copy, which has not started."""
+    old = Other(world)
+    new = old.copy()
+    try:
+        yield old, new
+    finally:
+        old.remove()
+        new.remove()
+
+
 def postgres(world, other, *more):
     return world.relay('--p.sink=postgres', '--p.topics=orders', '--p.database=' + other.where, '--p.function=public.apply',
                        '--p.group=shop', *more)
@@ -513,9 +525,7 @@ def takes_late(world):
 
 def copies_after_failover(world):
     """The sink "outbox" acknowledges no such message either, so each new one is copied."""
-    old = Other(world)
-    new = old.copy()
-    try:
+    with two_servers(world) as (old, new):
         relay = world.relay('--database=' + old.primary(), '--events.sink=outbox', '--events.topics=t', '--events.copies=copy').started()
         session = old.session('idem_publish_many')
         os.kill(session, signal.SIGSTOP)
@@ -532,16 +542,11 @@ def copies_after_failover(world):
         until('they are acknowledged', lambda: new.query("SELECT count(*) FROM idem_outbox WHERE topic = 't' AND state = 'acked'") == [(5,)])
         equal('copies', new.query("SELECT payload, count(*) FROM idem_outbox WHERE topic = 'copy' GROUP BY 1"), [('new', 5)])
         equal('the status', relay.stop(), 0)
-    finally:
-        old.remove()
-        new.remove()
 
 
 def copies_beside_old(world):
     """The sink "outbox" leaves the old server, even if that accepts writes again."""
-    old = Other(world)
-    new = old.copy()
-    try:
+    with two_servers(world) as (old, new):
         relay = world.relay('--database=host=%s,%s port=5432 user=postgres dbname=postgres' % (old.data, new.data),
                             '--events.sink=outbox', '--events.topics=t', '--events.copies=copy').started()
         old.stop()
@@ -556,17 +561,12 @@ def copies_beside_old(world):
         until('the others are copied', lambda: new.query(copies) == [(6,)])
         expect('it has not reached the old one', 'sink "events" is paused: the relay uses a server with another' in relay.said())
         equal('the status', relay.stop(), 0)
-    finally:
-        old.remove()
-        new.remove()
 
 
 def sink_goes_first(world):
     """If only the sink "outbox" has reached the new server, the other connections
     follow."""
-    old = Other(world)
-    new = old.copy()
-    try:
+    with two_servers(world) as (old, new):
         relay = world.relay('--database=' + old.primary(), '--events.sink=outbox', '--events.topics=t', '--events.copies=copy').started()
         session = old.session('idem_publish_many')
         new.promote()
@@ -574,16 +574,11 @@ def sink_goes_first(world):
         new.publish('t')
         until('it is copied', lambda: new.query("SELECT 1 FROM idem_outbox WHERE topic = 'copy'"))
         equal('the status', relay.stop(), 0)
-    finally:
-        old.remove()
-        new.remove()
 
 
 def older_for_good(world):
     """If clients reach a server with an older timeline for good, the relay does, too."""
-    old = Other(world)
-    new = old.copy()
-    try:
+    with two_servers(world) as (old, new):
         new.promote()
         relay = world.relay('--database=' + old.primary(), '--out.sink=stdout', '--out.topics=t').started()
         take = until('it takes', lambda: new.query(TAKES))[0][0]
@@ -593,16 +588,11 @@ def older_for_good(world):
         old.all_acked(1, 150)
         expect('it did not wait', 'another server has a newer timeline' in relay.said())
         equal('the status', relay.stop(), 0)
-    finally:
-        old.remove()
-        new.remove()
 
 
 def new_restarts(world):
     """While the new server restarts, the relay does not go back to the old one."""
-    old = Other(world)
-    new = old.copy()
-    try:
+    with two_servers(world) as (old, new):
         relay = world.relay('--database=host=%s,%s port=5432 user=postgres dbname=postgres' % (old.data, new.data),
                             '--out.sink=stdout', '--out.topics=t').started()
         old.stop()
@@ -618,9 +608,6 @@ def new_restarts(world):
         new.all_acked(2)
         equal('what the old one has', old.states(), {'pending': 1})
         equal('the status', relay.stop(), 0)
-    finally:
-        old.remove()
-        new.remove()
 
 
 def without_timeline(world):
