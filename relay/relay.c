@@ -36,6 +36,7 @@
 #include "dispatch.h"
 #include "notify.h"
 #include "relay.h"
+#include "sink_stdout.h"
 #include "sinks.h"
 
 #define ANSWER_TIME	5000		/* for the last answers, in milliseconds */
@@ -45,9 +46,12 @@
 
 /*
  * Set in the environment of a relay that starts again after SIGHUP: the
- * descriptor of the copy of the configuration, or 0.
+ * descriptor of the copy of the configuration, or 0, and CUT_LINE if standard
+ * output ends with a part of a line.  One variable has both, because a second
+ * setenv() could free the list that a connecting thread reads.
  */
 #define RESTARTED	"IDEM_RELAY_RESTARTED"
+#define CUT_LINE	" cut"
 
 static void raise_limit(void);
 static void work(Relay *relay, int64_t now);
@@ -99,6 +103,7 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 	config = relay->config = relay_config_read(argc, argv, copy);
 	if (copy)
 		close(copy);
+	relay_stdout_is_cut = restarted && strstr(restarted, CUT_LINE);
 	unsetenv(RESTARTED);
 	settings = config->main;
 	relay_log_as_json(strcmp(relay_section_text(settings, "log_format"),
@@ -445,7 +450,7 @@ relay_end(Relay *relay)
 	int			held = relay->queue.count +
 		relay_completers_held(relay->completers);
 	int			status = held > 0 ? RELAY_UNANSWERED : RELAY_DONE;
-	char		copy[16];
+	char		restarted[32];
 	bool		connecting;
 
 	relay_dispatch_abandon(&relay->routing);
@@ -466,8 +471,9 @@ relay_end(Relay *relay)
 	}
 	if (relay->restart && relay->phase != RELAY_ABANDONED)
 	{
-		snprintf(copy, sizeof(copy), "%d", relay->copy);
-		setenv(RESTARTED, copy, 1);
+		snprintf(restarted, sizeof(restarted), "%d%s", relay->copy,
+				 relay_stdout_is_cut ? CUT_LINE : "");
+		setenv(RESTARTED, restarted, 1);
 		/* Libraries have sockets that would stay open in the new program. */
 		(void) close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
 		if (relay->copy)

@@ -7,7 +7,7 @@
  * lose it; the sink "command" has a confirmation.  If standard output is
  * closed, the relay ends.  If it is a file on a full disk, the sink is paused.
  * If a relay that restarts leaves a part of a line in a pipe, the next one
- * ends this line first.
+ * ends this line first; relay.c passes this on to it.
  *
  * The sink's "state" is an Output, which owns the lines in flight.  A
  * message's "tag" is where its line ends.  The callers are sinks.c, dispatch.c
@@ -28,8 +28,6 @@
 #include "sink_stdout.h"
 
 #define ENOUGH	65536			/* take no more while this is not written */
-#define CUT_LINE	"IDEM_RELAY_CUT_LINE"	/* in the environment of the next
-											 * relay */
 #define FULL_MS	1000			/* try a full disk again after that time */
 
 typedef struct Output
@@ -37,11 +35,12 @@ typedef struct Output
 	RelayText  *lines;			/* of all messages in flight */
 	size_t		written;
 	size_t		delivered;		/* end of the last line that is written */
-	bool		ends_line;		/* "lines" begins with the end of a cut line */
 	bool		watched;		/* the loop can watch it; a file it cannot */
 	bool		full;			/* the disk is full */
 	int64_t		retry_at;
 } Output;
+
+bool		relay_stdout_is_cut = false;
 
 static void write_lines(RelaySink *sink);
 static void disk_full(RelaySink *sink, int error);
@@ -80,9 +79,7 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 	if (output->watched)
 		(void) fcntl(STDOUT_FILENO, F_SETFL, flags | O_NONBLOCK);
 	output->lines = relay_text_new();
-	output->ends_line = getenv(CUT_LINE) != NULL;
-	unsetenv(CUT_LINE);
-	if (output->ends_line)
+	if (relay_stdout_is_cut)
 		relay_text_add_char(output->lines, '\n');
 	sink->state = output;
 	return true;
@@ -147,9 +144,9 @@ write_lines(RelaySink *sink)
 			relay_exit(RELAY_OUTPUT, "could not write to standard output: %s",
 					   strerror(errno));
 	}
-	if (output->ends_line && output->written > 0)
+	if (relay_stdout_is_cut && output->written > 0)
 	{
-		output->ends_line = false;
+		relay_stdout_is_cut = false;
 		output->delivered = 1;
 	}
 	while (sink->in_flight.first &&
@@ -213,9 +210,8 @@ disconnect_sink(RelaySink *sink)
 
 	if (output->watched)
 		relay_loop_forget(sink->loop, STDOUT_FILENO);
-	if (!truncate_part(output) &&
-		(output->ends_line || output->written > output->delivered))
-		setenv(CUT_LINE, "", 1);
+	if (output->written > output->delivered && !truncate_part(output))
+		relay_stdout_is_cut = true;
 	relay_text_free(output->lines);
 	free(output);
 	sink->state = NULL;
@@ -233,7 +229,7 @@ truncate_part(const Output *output)
 	off_t		end = lseek(STDOUT_FILENO, 0, SEEK_CUR);
 	struct stat status;
 
-	return part > 0 && fstat(STDOUT_FILENO, &status) == 0 &&
+	return fstat(STDOUT_FILENO, &status) == 0 &&
 		S_ISREG(status.st_mode) && status.st_size == end &&
 		ftruncate(STDOUT_FILENO, end - part) == 0 &&
 		lseek(STDOUT_FILENO, end - part, SEEK_SET) >= 0;

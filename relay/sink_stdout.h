@@ -12,4 +12,7 @@
 
 extern const RelaySinkType relay_sink_stdout;
 
+/* Standard output ends with a part of a line. */
+extern bool relay_stdout_is_cut;
+
 #endif							/* IDEM_RELAY_SINK_STDOUT_H */
