@@ -147,7 +147,7 @@ relay_completers_stop(RelayCompleter *completers)
 }
 
 /*
- * Return how many claims are held.
+ * Return how many claims are held.  A result that is arriving counts as one.
  */
 int
 relay_completers_held(const RelayCompleter *completers)
@@ -155,7 +155,8 @@ relay_completers_held(const RelayCompleter *completers)
 	int			held = 0;
 
 	for (; completers; completers = completers->next)
-		held += completers->queue.count;
+		held += completers->queue.count +
+			relay_database_is_arriving(&completers->resume);
 	return held;
 }
 

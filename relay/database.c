@@ -241,6 +241,15 @@ relay_database_query(RelayDatabase *database, int64_t limit,
 }
 
 /*
+ * Return whether the result of a query has begun to arrive.
+ */
+bool
+relay_database_is_arriving(const RelayDatabase *database)
+{
+	return database->state == RELAY_DATABASE_BUSY && database->first_sign != 0;
+}
+
+/*
  * Close the connection because the server has refused a query.
  */
 void

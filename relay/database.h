@@ -123,6 +123,7 @@ extern void relay_database_work(RelayDatabase *database, int64_t now);
 extern void relay_database_query(RelayDatabase *database, int64_t limit,
 								 const char *query, int nparams,
 								 const char *const *params);
+extern bool relay_database_is_arriving(const RelayDatabase *database);
 extern void relay_database_use(RelayServer *server, unsigned timeline);
 extern void relay_database_refused(RelayDatabase *database,
 								   const PGresult *result);

@@ -56,6 +56,7 @@
 static void raise_limit(void);
 static void work(Relay *relay, int64_t now);
 static bool can_end(Relay *relay, int64_t now);
+static int	count_held(const Relay *relay);
 static void signalled(void *argument, int fd, int events);
 static bool is_valid(Relay *relay);
 static bool check(const Relay *relay, int copy);
@@ -244,7 +245,7 @@ relay_run(Relay *relay)
 		relay_notify_watchdog(&relay->loop, &relay->last_sign);
 		relay_loop_wait(&relay->loop);
 	}
-	held = relay->queue.count + relay_completers_held(relay->completers);
+	held = count_held(relay);
 	if (held > 0)
 		relay_log(RELAY_WARNING, "stopped; %d message(s) stay leased until "
 				  "their leases end", held);
@@ -288,6 +289,19 @@ can_end(Relay *relay, int64_t now)
 	relay_loop_wake_at(&relay->loop,
 					   now < relay->stop_at ? relay->stop_at : now + 100);
 	return now >= relay->stop_at + ANSWER_TIME;
+}
+
+/*
+ * Return how many messages and claims would stay leased if the relay ended
+ * now.  A result that is arriving counts as one.
+ */
+static int
+count_held(const Relay *relay)
+{
+	const RelayTaker *taker = &relay->taker;
+
+	return relay->queue.count + relay_completers_held(relay->completers) +
+		(!taker->listing && relay_database_is_arriving(&taker->database));
 }
 
 /*
@@ -447,9 +461,7 @@ copy_text(int from, int to)
 int
 relay_end(Relay *relay)
 {
-	int			held = relay->queue.count +
-		relay_completers_held(relay->completers);
-	int			status = held > 0 ? RELAY_UNANSWERED : RELAY_DONE;
+	int			status = count_held(relay) > 0 ? RELAY_UNANSWERED : RELAY_DONE;
 	char		restarted[32];
 	bool		connecting;
 

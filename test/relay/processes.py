@@ -163,6 +163,21 @@ def stops_twice(world):
     equal('leased', world.leased(), 0)
 
 
+def stops_while_taking(world):
+    """A relay that stops waits for a result that is arriving.  If that takes too long, the
+    status says that messages stay leased."""
+    for size, status, leased in (30000, 0, 0), (190000, 75, 1):
+        with through(world, SlowLink, 15000) as database:
+            world.begin()
+            world.publish('t', '"%s"' % ('x' * size))
+            relay = world.relay('--out.sink=stdout', '--out.topics=t', '--stop_timeout=%s' % ('0s' if leased else '10s'), database)
+            until('it is taken', lambda: world.leased() == 1)
+            equal('the status', relay.stop(), status)
+            equal('leased', world.leased(), leased)
+            equal('reported', relay.said().count('1 message(s) stay leased'), leased)
+            equal('lines', relay.lines(), [])
+
+
 def stops_asleep(world):
     """A relay stops at once, even if it has just begun to sleep."""
     for pause in 0.3, 0, 0, 0, 0.001, 0.002, 0.005, 0.01:
@@ -683,6 +698,7 @@ TESTS = [
     ('SIGTERM: deliveries end, the rest is given back without an attempt', stops),
     ('SIGTERM: what does not end in time is given back', stops_in_time),
     ('SIGTERM: a second signal ends the relay at once', stops_twice),
+    ('SIGTERM: a result that is arriving is waited for, or reported', stops_while_taking),
     ('SIGTERM: a relay that sleeps ends at once', stops_asleep),
     ('SIGHUP: a new configuration, unless it has a fault', reloads),
     ('SIGHUP: the configuration that was checked is used, even if the file changes', reloads_what_was_checked),
