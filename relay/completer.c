@@ -22,6 +22,8 @@
  *	-	If the application holds the claim's row, or the server refuses a call
  *		for another reason, the claim gets a pause, and the others go on.  An
  *		answer is dropped if that lasts until the claim's lease is over.
+ *	-	If the server cannot write, for example because its disk is full, no
+ *		claim is dropped, as after the loss of a connection.
  *
  * A RelayCompleter owns two connections, and the claims that it holds.
  * relay.c owns it and calls it in every round.
@@ -80,6 +82,7 @@ static void send_call(RelayCompleter *completer, RelayClaimCall call,
 					  RelayMessage *message);
 static void answered(void *owner, PGresult *result);
 static bool is_refused(const PGresult *result);
+static bool is_outage(const PGresult *result);
 static void lose(RelayCompleter *completer, RelayMessage *message,
 				 const char *why);
 
@@ -494,14 +497,15 @@ answered(void *owner, PGresult *result)
 	RelayMessage *message = completer->called;
 	RelayQueue *queue = &completer->queue;
 	int64_t		now = relay_now();
-	bool		done = result && PQresultStatus(result) == PGRES_TUPLES_OK;
-	bool		locked = result && relay_database_is_locked(result);
-	bool		again = !done && !(result && is_refused(result));
+	bool		lost = !result || is_outage(result);
+	bool		done = !lost && PQresultStatus(result) == PGRES_TUPLES_OK;
+	bool		locked = !lost && relay_database_is_locked(result);
+	bool		again = lost || (!done && !is_refused(result));
 
 	/* The claim is resumed after its lease. */
-	if (result && call != RELAY_CLAIM_EXTEND && now >= message->lease_end)
+	if (!lost && call != RELAY_CLAIM_EXTEND && now >= message->lease_end)
 		again = false;
-	if (result && again)
+	if (!lost && again)
 		message->blocked_until = now +
 			relay_database_lock_pause(completer->lease);
 	completer->call = RELAY_CLAIM_NONE;
@@ -545,6 +549,20 @@ is_refused(const PGresult *result)
 	return state && (strncmp(state, "ID", 2) == 0 ||
 					 strncmp(state, "22", 2) == 0 ||
 					 strncmp(state, "54", 2) == 0);
+}
+
+/*
+ * Return whether the server cannot write now, whatever a call says.
+ */
+static bool
+is_outage(const PGresult *result)
+{
+	const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+
+	return state && (strcmp(state, "25006") == 0 ||
+					 strncmp(state, "53", 2) == 0 ||
+					 strncmp(state, "57", 2) == 0 ||
+					 strncmp(state, "58", 2) == 0);
 }
 
 /*

@@ -125,7 +125,7 @@ relay_queue_retry(RelayQueue *queue, RelayMessage *message)
 
 /*
  * Mark a message in flight as delivered.  The next one of its key becomes
- * ready.
+ * ready, unless it is the same message, which was taken again.
  */
 void
 relay_queue_deliver(RelayQueue *queue, RelayMessage *message)
@@ -136,6 +136,9 @@ relay_queue_deliver(RelayQueue *queue, RelayMessage *message)
 	relay_list_append(&queue->delivered, message);
 	if (next)
 		make_ready(next);
+	if (next && next->id == message->id &&
+		next->timeline == message->timeline)
+		relay_queue_deliver(queue, next);
 }
 
 /*

@@ -303,6 +303,49 @@ def outage_of_database(world):
         endpoint.close()
 
 
+@contextlib.contextmanager
+def full_disk(world):
+    """The server answers each call about claims with an error."""
+    functions = world.query(
+        "SELECT oid::regprocedure::text, proname, pg_get_function_arguments(oid), pg_get_function_result(oid) FROM pg_proc "
+        "WHERE proname IN ('idem_resume', 'idem_heartbeat', 'idem_fail', 'idem_complete')")
+    for signature, name, arguments, result in functions:
+        world.query("ALTER FUNCTION %s RENAME TO real_%s; CREATE FUNCTION %s(%s) RETURNS %s LANGUAGE plpgsql AS $$ BEGIN "
+                    "RAISE EXCEPTION 'the disk is full' USING ERRCODE = '53100'; END $$" % (signature, name, name, arguments, result))
+    try:
+        yield
+    finally:
+        for signature, name, _, _ in functions:
+            world.query('DROP FUNCTION %s; ALTER FUNCTION real_%s RENAME TO %s' % (signature, signature, name))
+
+
+def errors_of_database(world):
+    """A claim whose request is answered, or waits, while the server answers with errors
+    for longer than its lease, costs no attempt."""
+    goes_on = threading.Event()
+    endpoint = Endpoint(lambda request, number: goes_on.wait(60) and (200, {}, b'ok'))
+    port = free_port()
+    with world.database('other', 'UTF8') as other:
+        for n in range(5):
+            claim(other, n, {'n': n})
+            claim(other, n, {'n': n}, scope='kept')
+        relay = world.relay('--database=dbname=other', '--c.resume=shop', '--c.sink=webhook', '--c.url=' + endpoint.url, '--lease=3s',
+                            '--wait=1s', '--k.resume=kept', '--k.sink=webhook', '--k.url=http://127.0.0.1:%d/' % port).started()
+        until('they are sent', lambda: len(endpoint.requests) == 5)
+        until('the others are kept', lambda: relay.said().count('is deferred') >= 5)
+        with full_disk(other):
+            goes_on.set()
+            time.sleep(5)
+        later = Endpoint(lambda request, number: (200, {}, b'ok'), port=port)
+        until('they are completed', lambda: other.query("SELECT count(*) FROM idem_keys WHERE state = 'completed'") == [(10,)])
+        equal('the highest attempt', other.query('SELECT max(attempt) FROM idem_keys'), [(2,)])
+        equal('requests', (len(endpoint.requests), len(later.requests)), (5, 5))
+        equal('the status', relay.stop(), 0)
+        other.connection.close()
+    endpoint.close()
+    later.close()
+
+
 def returns_kept(world):
     """A relay that stops, or whose sink is disabled, returns the claims that it has
     kept at once."""
@@ -429,6 +472,7 @@ TESTS = [
     ('completer: a relay that stops gives its claims back', returns_at_stop),
     ('completer: claims that arrive after their leases are sent', arrives_late),
     ('completer: an outage of the database, longer than the lease, sends no request again', outage_of_database),
+    ('completer: errors of the server, for longer than the lease, cost no attempt', errors_of_database),
     ('completer: a relay that stops, or disables its sink, returns what it has kept', returns_kept),
     ('completer: a claim that waits for its return is returned after a reload without effect', returned_late),
     ('completer: a claim that is kept is not sent after its lease', kept_too_long),

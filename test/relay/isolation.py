@@ -341,6 +341,8 @@ def behind_lost(world):
     goes_on.set()
     world.all_acked(1)
     equal('the status', relay.stop(), 0)
+    # The message that waited behind its own lost copy is not sent, too.
+    equal('requests', len(endpoint.requests), 2)
     endpoint.close()
 
 
