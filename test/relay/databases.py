@@ -15,7 +15,7 @@ import threading
 import time
 
 from endpoint import Endpoint
-from world import PROGRAM, World, equal, expect, until
+from world import PROGRAM, World, equal, expect, make_server, start_server, stop_server, until
 
 ROUNDS = int(os.environ.get('ROUNDS', '300'))
 SEED = int(os.environ.get('SEED', '1'))
@@ -43,30 +43,19 @@ class Other(World):
     """Another server with the extension, which can be killed."""
 
     def __init__(self, world):
-        self.bin = subprocess.check_output([os.environ['PG_CONFIG'], '--bindir'], text=True).strip()
         self.data = tempfile.mkdtemp(prefix='other.', dir=world.directory)
-        self.log = self.data + '.log'
         self.relays, self.connection, self.directory = [], None, world.directory
-        subprocess.run([os.path.join(self.bin, 'initdb'), '-D', self.data, '-A', 'trust', '-U', 'postgres', '--no-sync',
-                        '-E', 'UTF8', '--locale=C'], check=True, stdout=subprocess.DEVNULL)
-        with open(os.path.join(self.data, 'postgresql.conf'), 'a') as file:
-            for name in ('extension_destdir', 'extension_control_path', 'dynamic_library_path', 'shared_preload_libraries'):
-                for value, in world.query('SELECT setting FROM pg_settings WHERE name = %s', name):
-                    file.write("%s = '%s'\n" % (name, value))
-            file.write("listen_addresses = ''\nunix_socket_directories = '%s'\nport = 5432\nrestart_after_crash = on\n" % self.data)
+        make_server(self.data)
         self.where = 'host=%s port=5432 user=postgres dbname=postgres' % self.data
-        self.start()
         self.query('CREATE EXTENSION idempotency')
         self.query(APPLY)
 
     def start(self):
-        subprocess.run([os.path.join(self.bin, 'pg_ctl'), '-D', self.data, '-l', self.log, '-w', 'start'], check=True,
-                       stdout=subprocess.DEVNULL)
+        start_server(self.data)
 
     def stop(self):
         self.connection = None
-        subprocess.run([os.path.join(self.bin, 'pg_ctl'), '-D', self.data, '-m', 'immediate', 'stop'],
-                       stdout=subprocess.DEVNULL)
+        stop_server(self.data)
 
     def copy(self):
         """A copy of this server, which promote() starts without what happens until then."""
@@ -580,12 +569,13 @@ def older_for_good(world):
     """If clients reach a server with an older timeline for good, the relay does, too."""
     with two_servers(world) as (old, new):
         new.promote()
-        relay = world.relay('--database=' + old.primary(), '--out.sink=stdout', '--out.topics=t').started()
+        relay = world.relay('--database=' + old.primary(), '--out.sink=stdout', '--out.topics=t',
+                            environment=world.preload('clock_mock')).started()
         take = until('it takes', lambda: new.query(TAKES))[0][0]
         old.become_primary()
         new.query('SELECT pg_terminate_backend(%s)', take)
         old.publish('t')
-        old.all_acked(1, 150)
+        old.all_acked(1, 60)
         expect('it did not wait', 'another server has a newer timeline' in relay.said())
         equal('the status', relay.stop(), 0)
 

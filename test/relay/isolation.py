@@ -736,40 +736,52 @@ def reload_while_connecting(world):
         equal('the status', relay.stop(), 0)
 
 
-def p99(world, count=200):
-    """Publish messages one by one; the 99th percentile of the time until they
-    are acknowledged."""
-    times = []
+def p99s(world, topics, count):
+    """Publish messages one by one, to each topic in turn; the 99th percentile of the time
+    until they are acknowledged, for each topic."""
+    times = {topic: [] for topic in topics}
     for n in range(count):
-        message = world.publish('t', str(n))
-        began = time.monotonic()
-        while world.outbox(message)[0] != 'acked':
-            expect('a message waits', time.monotonic() - began < 10)
-            time.sleep(0.001)
-        times.append(time.monotonic() - began)
-    return sorted(times)[count * 99 // 100 - 1]
+        for topic in topics:
+            message = world.publish(topic, str(n))
+            began = time.monotonic()
+            while world.outbox(message)[0] != 'acked':
+                expect('a message waits', time.monotonic() - began < 10)
+                time.sleep(0.001)
+            times[topic].append(time.monotonic() - began)
+    return [sorted(times[topic])[count * 99 // 100 - 1] for topic in topics]
+
+
+def as_fast_as_alone(world, endpoint, what, count, options, publish):
+    """While a relay with these options has what publish() publishes, the messages of the
+    endpoint are as fast as with another relay, which has nothing else.  Both get messages
+    in turn, so that other programs of the machine delay both.  A p99 that is too long is
+    measured again, because single values are worth little."""
+    other = world.relay('--w.sink=webhook', '--w.topics=alone', '--w.url=' + endpoint.url).started()
+    relay = webhook(world, endpoint, *options)
+    for left in 2, 1, 0:
+        publish()
+        beside, alone = p99s(world, ['t', 'alone'], count)
+        print('# p99 beside %s: %.1f ms; alone %.1f ms' % (what, beside * 1000, alone * 1000), flush=True)
+        if beside <= max(2 * alone, 0.1):
+            break
+        expect('messages beside %s are slower than alone' % what, left)
+    equal('the status', other.stop(), 0)
+    return relay
 
 
 def silent_broker(world):
     """While a broker does not answer, connecting to it delays no other sink."""
     endpoint = Endpoint()
-    relay = webhook(world, endpoint)
-    alone = p99(world)
-    equal('the status', relay.stop(), 0)
     with silent_port() as port:
-        relay = webhook(world, endpoint, '--a.sink=amqp', '--a.topics=a', '--a.url=amqp://127.0.0.1:%d' % port,
-                        '--a.timeout=2s', '--k.sink=kafka', '--k.topics=k', '--k.brokers=127.0.0.1:%d' % port,
-                        '--k.timeout=2s')
-        world.publish('a')
-        world.publish('k')
-        beside = p99(world)
+        options = ('--a.sink=amqp', '--a.topics=a', '--a.url=amqp://127.0.0.1:%d' % port, '--a.timeout=2s', '--k.sink=kafka',
+                   '--k.topics=k', '--k.brokers=127.0.0.1:%d' % port, '--k.timeout=2s')
+        relay = as_fast_as_alone(world, endpoint, 'brokers that do not answer', 200, options,
+                                 lambda: (world.publish('a'), world.publish('k')))
         until('it is paused', lambda: 'sink "a" is paused' in relay.said() and 'sink "k" is paused' in relay.said())
         began = time.monotonic()
         equal('the status', relay.stop(), 0)
         expect('it ended late', time.monotonic() - began < 2)
     endpoint.close()
-    # On a machine that others use, single values are worth little.
-    expect('p99 is %.1f ms, and %.1f ms alone' % (beside * 1000, alone * 1000), beside <= max(2 * alone, 0.1))
 
 
 def bad_endpoints(world):
@@ -782,9 +794,6 @@ def bad_endpoints(world):
     good = Endpoint()
     answers = [('slow', slow), ('closing', lambda request, number: None),
                ('refusing', lambda request, number: (400, {}, b'no')), ('failing', lambda request, number: (502, {}, b'no'))]
-    relay = webhook(world, good)
-    alone = p99(world, P99)
-    equal('the status', relay.stop(), 0)
     with contextlib.ExitStack() as stack:
         urls = {'silent': 'http://127.0.0.1:%d/' % stack.enter_context(silent_port()),
                 'not there': 'http://127.0.0.1:%d/' % free_port()}
@@ -792,14 +801,9 @@ def bad_endpoints(world):
             endpoint = stack.enter_context(contextlib.closing(Endpoint(answer)))
             urls[name] = endpoint.url
         for name, url in urls.items():
-            relay = webhook(world, good, '--b.sink=webhook', '--b.topics=b', '--b.url=' + url, '--b.timeout=2s')
-            for n in range(P99):
-                world.publish('b', str(n), 'k%d' % n)
-            beside = p99(world, P99)
-            print('# p99 beside an endpoint that is %s: %.1f ms; alone %.1f ms' % (name, beside * 1000, alone * 1000), flush=True)
-            # On a machine that others use, single values are worth little.
-            expect('beside an endpoint that is %s, p99 is %.1f ms, and %.1f ms alone' % (name, beside * 1000, alone * 1000),
-                   beside <= max(2 * alone, 0.1))
+            options = ('--b.sink=webhook', '--b.topics=b', '--b.url=' + url, '--b.timeout=2s')
+            relay = as_fast_as_alone(world, good, 'an endpoint that is ' + name, P99, options,
+                                     lambda: [world.publish('b', str(n), 'k%d' % n) for n in range(P99)])
             equal('the status', relay.stop(), 0)
             world.query("DELETE FROM idem_outbox WHERE topic = 'b'")
     good.close()

@@ -580,11 +580,11 @@ def slow_take(world):
     """A message that takes longer than the relay waits for answers to arrive, and
     longer than its lease, is delivered at its first attempt, as are the others."""
     with through(world, SlowLink, 40000) as database:
-        for size in 5, 1600000, 5:
+        for size in 5, 160000, 5:
             world.publish('t', '"%s"' % ('x' * size))
-        relay = world.relay('--out.sink=stdout', '--out.topics=t', '--lease=3s', '--wait=1s', database)
-        relay.started()
-        world.all_acked(3, 90)
+        relay = world.relay('--out.sink=stdout', '--out.topics=t', '--lease=3s', '--wait=1s', database,
+                            environment=world.preload('clock_mock')).started()
+        world.all_acked(3)
         equal('attempts', world.query('SELECT max(attempt) FROM idem_outbox'), [(1,)])
         expect('the connection was lost', 'database (take)' not in relay.said())
         world.publish('t')
@@ -670,11 +670,11 @@ def deaf_host(world):
     with deaf_port() as port:
         world.publish('t')
         relay = world.relay(*OUT, '--database=host=127.0.0.1,%s port=%d,%s' % (
-            os.environ['PGHOST'], port, os.environ['PGPORT'])).started(40)
+            os.environ['PGHOST'], port, os.environ['PGPORT']), environment=world.preload('clock_mock')).started()
         world.all_acked(1)
         world.crash_database()
         world.publish('t')
-        world.all_acked(2, 60)
+        world.all_acked(2)
         equal('the status', relay.stop(), 0)
 
 

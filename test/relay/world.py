@@ -66,6 +66,28 @@ def deaf_port():
         yield listener.getsockname()[1]
 
 
+def server_program(name):
+    return os.path.join(subprocess.check_output([os.environ['PG_CONFIG'], '--bindir'], text=True).strip(), name)
+
+
+def make_server(data):
+    """Start a new server that can load the extension.  Its directory has its socket, too."""
+    subprocess.run([server_program('initdb'), '-D', data, '-A', 'trust', '-U', 'postgres', '--no-sync', '--locale=C.UTF-8'],
+                   check=True, stdout=subprocess.DEVNULL)
+    with open(os.path.join(data, 'postgresql.conf'), 'a') as file:
+        file.write("include '%s'\nlisten_addresses = ''\nunix_socket_directories = '%s'\nport = 5432\nmax_connections = 350\n"
+                   'fsync = off\n' % (os.environ['IDEMPOTENCY_CONF'], data))
+    start_server(data)
+
+
+def start_server(data):
+    subprocess.run([server_program('pg_ctl'), '-D', data, '-l', data + '.log', '-w', 'start'], check=True, stdout=subprocess.DEVNULL)
+
+
+def stop_server(data):
+    subprocess.run([server_program('pg_ctl'), '-D', data, '-m', 'immediate', 'stop'], stdout=subprocess.DEVNULL)
+
+
 class Relay:
     """A running relay; "out" and "log" are files."""
 
@@ -174,6 +196,13 @@ class World:
         finally:
             configure(None)
 
+    def preload(self, name):
+        """The environment of a relay that loads one of the mocks beside this file."""
+        mock = os.path.join(self.directory, name + '.so')
+        subprocess.run(['cc', '-shared', '-fPIC', '-o', mock, os.path.join(os.path.dirname(os.path.abspath(__file__)), name + '.c')],
+                       check=True)
+        return {'LD_PRELOAD': mock, 'ASAN_OPTIONS': 'verify_asan_link_order=0'}
+
     def publish(self, topic, payload='{}', key=None, headers=None):
         return self.query('SELECT idem_publish(%s, %s, %s, %s)::text', topic, payload, key, headers)[0][0]
 
@@ -203,5 +232,4 @@ class World:
         self.control('-l', os.path.join(self.directory, 'server.log'), '-w', 'start')
 
     def control(self, *command):
-        program = os.path.join(subprocess.check_output([os.environ['PG_CONFIG'], '--bindir'], text=True).strip(), 'pg_ctl')
-        subprocess.run([program, '-D', self.data, *command], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([server_program('pg_ctl'), '-D', self.data, *command], check=True, stdout=subprocess.DEVNULL)
