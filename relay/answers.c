@@ -84,7 +84,7 @@ static void answered(void *owner, PGresult *result);
 static void isolate(RelayAnswers *answers);
 static void set_alone(RelayAnswers *answers, RelayMessage *message,
 					  int64_t blocked_until);
-static void requeue(RelayAnswers *answers);
+static void requeue(RelayAnswers *answers, bool failed);
 static void end_nack(RelayAnswers *answers, const PGresult *result);
 static void end_extend(RelayAnswers *answers, const PGresult *result);
 
@@ -504,7 +504,7 @@ answered(void *owner, PGresult *result)
 	}
 	if (!result || PQresultStatus(result) != PGRES_TUPLES_OK)
 	{
-		requeue(answers);
+		requeue(answers, result && !relay_database_is_outage(result));
 		if (call == RELAY_CALL_CANCEL && result)
 			relay_log(RELAY_WARNING, "could not wake the other connection: %s",
 					  PQresultErrorMessage(result));
@@ -556,7 +556,7 @@ isolate(RelayAnswers *answers)
 		if (message->extending)
 			set_alone(answers, message, until);
 	}
-	requeue(answers);
+	requeue(answers, false);
 }
 
 /*
@@ -576,16 +576,18 @@ set_alone(RelayAnswers *answers, RelayMessage *message, int64_t blocked_until)
 }
 
 /*
- * Return the messages of a failed call to the queue, to be answered again.
+ * Return the messages of a call to the queue, to be answered again.  "failed"
+ * says that the server has refused it for what it says.
  */
 static void
-requeue(RelayAnswers *answers)
+requeue(RelayAnswers *answers, bool failed)
 {
 	RelayQueue *queue = answers->queue;
 	RelayMessage *message;
 
 	while ((message = answers->called.first))
 	{
+		message->call_failed |= failed;
 		relay_list_remove(&answers->called, message);
 		relay_list_append(message->state == RELAY_DELIVERED ?
 						  &queue->delivered :
@@ -593,7 +595,10 @@ requeue(RelayAnswers *answers)
 						  &queue->refused : &queue->untried, message);
 	}
 	for (message = queue->first; message; message = message->held_next)
+	{
+		message->call_failed |= failed && message->extending;
 		message->extending = false;
+	}
 }
 
 /*
@@ -649,7 +654,7 @@ end_extend(RelayAnswers *answers, const PGresult *result)
 		{
 			held->extending = false;
 			answers->nalone -= held->answer_alone;
-			held->answer_alone = false;
+			held->answer_alone = held->call_failed = false;
 			held->lease_end = answers->called_at + answers->lease;
 			message = held->held_next;
 		}

@@ -82,7 +82,6 @@ static void send_call(RelayCompleter *completer, RelayClaimCall call,
 					  RelayMessage *message);
 static void answered(void *owner, PGresult *result);
 static bool is_refused(const PGresult *result);
-static bool is_outage(const PGresult *result);
 static void lose(RelayCompleter *completer, RelayMessage *message,
 				 const char *why);
 
@@ -497,7 +496,7 @@ answered(void *owner, PGresult *result)
 	RelayMessage *message = completer->called;
 	RelayQueue *queue = &completer->queue;
 	int64_t		now = relay_now();
-	bool		lost = !result || is_outage(result);
+	bool		lost = !result || relay_database_is_outage(result);
 	bool		done = !lost && PQresultStatus(result) == PGRES_TUPLES_OK;
 	bool		locked = !lost && relay_database_is_locked(result);
 	bool		again = lost || (!done && !is_refused(result));
@@ -549,20 +548,6 @@ is_refused(const PGresult *result)
 	return state && (strncmp(state, "ID", 2) == 0 ||
 					 strncmp(state, "22", 2) == 0 ||
 					 strncmp(state, "54", 2) == 0);
-}
-
-/*
- * Return whether the server cannot write now, whatever a call says.
- */
-static bool
-is_outage(const PGresult *result)
-{
-	const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
-
-	return state && (strcmp(state, "25006") == 0 ||
-					 strncmp(state, "53", 2) == 0 ||
-					 strncmp(state, "57", 2) == 0 ||
-					 strncmp(state, "58", 2) == 0);
 }
 
 /*

@@ -118,7 +118,11 @@ end(RelaySink *sink, bool connected, const char *why)
 {
 	sink->connected = connected;
 	if (!connected)
+	{
 		relay_sink_back_off(sink, why);
-	else if (sink->failures > 0)
+		return;
+	}
+	relay_sink_connected(sink);
+	if (sink->failures > 0)
 		relay_log(RELAY_INFO, "sink \"%s\" is connected again", sink->name);
 }

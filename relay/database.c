@@ -62,6 +62,9 @@ static const char setup_query[] =
 " FROM (VALUES ('search_path', 'pg_catalog'),"
 " ('statement_timeout', '0'), ('lock_timeout', $1::pg_catalog.text),"
 " ('idle_session_timeout', '0'), ('transaction_timeout', '0'),"
+/* It ends the calls of a relay that is gone, even if they wait for a lock. */
+" (CASE WHEN pg_catalog.version() OPERATOR(pg_catalog.~~) '%linux%'"
+" THEN 'client_connection_check_interval' END, '5s'),"
 " ('default_transaction_isolation', 'read committed'),"
 " ('TimeZone', 'UTC')) AS s (name, value)"
 " WHERE EXISTS (SELECT FROM pg_catalog.pg_settings p"
@@ -267,6 +270,20 @@ relay_database_is_locked(const PGresult *result)
 	const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
 
 	return state && strcmp(state, "55P03") == 0;
+}
+
+/*
+ * Return whether a query has failed because the server cannot write now.
+ */
+bool
+relay_database_is_outage(const PGresult *result)
+{
+	const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+
+	return state && (strcmp(state, "25006") == 0 ||
+					 strncmp(state, "53", 2) == 0 ||
+					 strncmp(state, "57", 2) == 0 ||
+					 strncmp(state, "58", 2) == 0);
 }
 
 /*

@@ -128,6 +128,7 @@ extern void relay_database_use(RelayServer *server, unsigned timeline);
 extern void relay_database_refused(RelayDatabase *database,
 								   const PGresult *result);
 extern bool relay_database_is_locked(const PGresult *result);
+extern bool relay_database_is_outage(const PGresult *result);
 extern int64_t relay_database_lock_pause(int64_t lease);
 extern void relay_database_close(RelayDatabase *database);
 

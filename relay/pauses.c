@@ -23,7 +23,8 @@
  * unless the pause is short.  The pause doubles with each failure in a row.
  *
  * A sink that delivers nothing for the time of "disable_after" is disabled: it
- * is held until the relay starts again.
+ * is held until the relay starts again.  If no message has failed, the time
+ * begins again with each connection, because there might be no messages.
  *
  * This file owns the window of each RelaySink and the fields that tell a bad
  * message from a sink that is down.  sink.c reports failures and deliveries,
@@ -69,6 +70,16 @@ relay_sink_recover(RelaySink *sink)
 		sink->window *= 2;
 	if (sink->window > sink->max_in_flight)
 		sink->window = sink->max_in_flight;
+}
+
+/*
+ * Note that the sink is connected.
+ */
+void
+relay_sink_connected(RelaySink *sink)
+{
+	if (sink->failing == 0)
+		sink->failing_since = 0;
 }
 
 /*

@@ -29,7 +29,6 @@
 #include "pipeline.h"
 #include "text.h"
 
-#define STATEMENT		"idem_relay"	/* the prepared statement */
 #define FEW_SECONDS		5000	/* more than the server's own time limit */
 
 static void log_notice(void *argument, const char *notice);
@@ -122,8 +121,9 @@ log_notice(void *argument, const char *notice)
 static bool
 prepare(RelaySink *sink, const char *statement, char *why, size_t size)
 {
-	const RelayPipeline *pipeline = sink->state;
+	RelayPipeline *pipeline = sink->state;
 	RelayText  *query = relay_text_new();
+	uint64_t	hash = UINT64_C(14695981039346656037);
 	const char *part;
 	PGresult   *schema;
 	PGresult   *result = NULL;
@@ -146,9 +146,18 @@ prepare(RelaySink *sink, const char *statement, char *why, size_t size)
 			statement = part + 2;
 		}
 		relay_text_add(query, statement);
+
+		/*
+		 * A pooler can change the session.  So the statements of different
+		 * functions have different names, by FNV-1a.
+		 */
+		for (part = query->data; *part; part++)
+			hash = (hash ^ (unsigned char) *part) * UINT64_C(1099511628211);
+		snprintf(pipeline->statement, sizeof(pipeline->statement),
+				 "idem_relay_%016llx", (unsigned long long) hash);
 		result = wait_for_result(sink, PQsendPrepare(pipeline->connection,
-													 STATEMENT, query->data,
-													 0, NULL));
+													 pipeline->statement,
+													 query->data, 0, NULL));
 		done = PQresultStatus(result) == PGRES_COMMAND_OK;
 		if (!done)
 			describe_failure(sink, result, why, size);
@@ -272,8 +281,8 @@ relay_pipeline_send(RelaySink *sink, RelayMessage *message,
 		pipeline->last_result = relay_now();
 	}
 	pipeline->unsynced++;
-	if (!PQsendQueryPrepared(pipeline->connection, STATEMENT, nparams, params,
-							 NULL, NULL, 0))
+	if (!PQsendQueryPrepared(pipeline->connection, pipeline->statement,
+							 nparams, params, NULL, NULL, 0))
 		relay_sink_down(sink, "%s", PQerrorMessage(pipeline->connection));
 	else if (pipeline->unsynced >= pipeline->batch)
 		end_batch(sink);

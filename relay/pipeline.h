@@ -26,6 +26,7 @@ typedef struct RelayPipeline
 	PGconn	   *connection;
 	int			first_host;		/* number of the host to try first */
 	unsigned	timeline;		/* of its server, if it has the outbox; or 0 */
+	char		statement[32];	/* the name of the prepared one */
 	int			fd;
 	uint64_t	number;			/* of the batch that is being sent */
 	int			unsynced;		/* its messages */

@@ -192,8 +192,9 @@ relay_queue_lose(RelayQueue *queue, RelayMessage *message)
 }
 
 /*
- * Return whether a message is held whose lease has expired and whose row is
- * not locked.
+ * Return whether a message is held whose lease has expired.  One whose row is
+ * locked, or whose answer the server has refused, does not count, because that
+ * can last.
  */
 bool
 relay_queue_has_expired(const RelayQueue *queue, int64_t now)
@@ -201,7 +202,7 @@ relay_queue_has_expired(const RelayQueue *queue, int64_t now)
 	const RelayMessage *message = queue->first;
 
 	while (message && (message->lease_end > now || message->answer_alone ||
-					   message->blocked_until > now))
+					   message->call_failed || message->blocked_until > now))
 		message = message->held_next;
 	return message != NULL;
 }

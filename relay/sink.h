@@ -163,6 +163,7 @@ extern void relay_sink_release_ready(RelaySink *sink);
 
 /* pauses.c */
 extern void relay_sink_recover(RelaySink *sink);
+extern void relay_sink_connected(RelaySink *sink);
 extern bool relay_sink_can_be_down(const RelaySink *sink);
 extern void relay_sink_suspect(RelaySink *sink, const RelayRecord *record,
 							   RelayFailure failure, bool ended,

@@ -23,9 +23,9 @@
  * call.  So a lease expires here before it expires on the server.
  *
  * Leases can expire in an outage, or before a result has arrived on a slow
- * connection.  The next take then waits until they are extended, because it
- * would take these messages again.  After a slow result, it also asks for
- * longer leases, because other relays would.
+ * connection.  The next take then waits until they are extended, or answered,
+ * because it would take these messages again.  After a slow result, it also
+ * asks for longer leases, because other relays would.
  *
  * A RelayTaker owns its connection.  relay.c owns it and calls it in every
  * round.

@@ -14,6 +14,8 @@ import tempfile
 import threading
 import time
 
+import psycopg2
+
 from endpoint import Endpoint
 from world import PROGRAM, World, equal, expect, make_server, start_server, stop_server, until
 
@@ -314,6 +316,53 @@ def prepared_again(world):
         expect('notices: ' + relay.said(), 'stolen' not in relay.said() and 'collation' not in relay.said())
         equal('the status', relay.stop(), 0)
         other.connection.close()
+
+
+def idle_sink(world):
+    """A sink that has nothing to deliver is not disabled because its server ends
+    idle connections."""
+    with world.database('other', 'UTF8') as other:
+        other.where = 'dbname=other'
+        other.query(APPLY)
+        other.query("ALTER DATABASE other SET idle_session_timeout = '200ms'")
+        relay = postgres(world, other, '--p.disable_after=1s').started()
+        until('it is paused three times', lambda: relay.said().count('sink "p" is paused') >= 3 or 'is disabled' in relay.said())
+        expect(relay.said(), 'is disabled' not in relay.said())
+        world.publish('orders', '{"n": 1}')
+        world.all_acked(1)
+        equal('the status', relay.stop(), 0)
+        other.connection.close()
+
+
+def own_statements(world):
+    """Sinks that call different functions prepare statements of different names, so
+    that none calls another's function if a pooler changes the session."""
+    with world.database('other', 'UTF8') as other:
+        other.query('CREATE TABLE statements (name text, of text)')
+        for name in 'one', 'two':
+            other.query("CREATE FUNCTION %s(uuid, text, text, jsonb, jsonb) RETURNS void LANGUAGE sql AS "
+                        "$$ INSERT INTO statements SELECT name, '%s' FROM pg_prepared_statements $$" % (name, name))
+        options = []
+        for name in 'one', 'two':
+            options += ['--%s.sink=postgres' % name, '--%s.topics=%s' % (name, name), '--%s.database=dbname=other' % name,
+                        '--%s.function=public.%s' % (name, name), '--%s.group=g' % name]
+            world.publish(name)
+        relay = world.relay(*options)
+        world.all_acked(2)
+        equal('names', other.query('SELECT count(*), count(DISTINCT name) FROM statements'), [(2, 2)])
+        equal('the status', relay.stop(), 0)
+        other.connection.close()
+
+
+def gone_at_lock(world):
+    """The server ends the calls of a relay that is gone, even if they wait for a lock.
+    Otherwise they would take messages after that."""
+    relay = world.relay('--out.sink=stdout', '--out.topics=t', '--wait=100ms')
+    with contextlib.closing(psycopg2.connect('')) as other:
+        other.cursor().execute('LOCK TABLE idem_outbox')
+        until('a take waits', lambda: world.query(TAKES + " AND wait_event_type = 'Lock'"))
+        relay.kill()
+        until('it has ended', lambda: not world.query(TAKES))
 
 
 def silent_after_login(world):
@@ -638,6 +687,8 @@ TESTS = [
     ('postgres: a message whose lease is lost is not sent again', lost_lease),
     ('postgres: a commit that fails delays the others of its batch little', commit_fails),
     ('postgres: a function that is replaced is called on a new connection', prepared_again),
+    ('postgres: a sink that has nothing to deliver is not disabled', idle_sink),
+    ('postgres: statements of different functions have different names', own_statements),
     ('postgres: a server that is silent after the login is given up after timeout', silent_after_login),
     ('outbox: one event goes to three webhooks, each copy once', fans_out),
     ('operators: dead, groups, requeue and status', operates),
@@ -647,6 +698,7 @@ TESTS = [
     ('outbox: a failover that loses transactions loses no later message', copies_after_failover),
     ('outbox: after a failover, the other connections follow the sink', sink_goes_first),
     ('database: an older timeline is accepted if no other is reached', older_for_good),
+    ('database: the calls of a relay that is gone do not wait for a lock', gone_at_lock),
     ('database: a restart of the new server does not lead back to the old one', new_restarts),
     ('outbox: after a failover, the old server does not stop the copies', copies_beside_old),
     ('database: a server that reports no timeline is used as well', without_timeline),

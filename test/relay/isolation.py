@@ -369,6 +369,25 @@ def refused_beside_steady(world):
     bad.close()
 
 
+def refused_answer(world):
+    """An answer that the server refuses, for longer than the lease of its message, does
+    not stop the takes of other topics."""
+    endpoint = Endpoint(lambda request, number: (400, {}, b'no'))
+    with world.database('other', 'UTF8') as other:
+        other.query('ALTER FUNCTION idem_outbox_fail(bigint, int, text, interval, boolean, interval[], interval) RENAME TO nothing')
+        bad = other.publish('t')
+        relay = webhook(world, endpoint, '--database=dbname=other', '--out.sink=stdout', '--out.topics=f', '--lease=1s', '--wait=300ms')
+        until('the answer is refused', lambda: 'idem_outbox_fail' in relay.said())
+        until('the lease is over', lambda: other.query('SELECT 1 FROM idem_outbox WHERE available_at < now()'))
+        for n in range(3):
+            good = other.publish('f')
+            until('another one is delivered', lambda m=good: other.outbox(m)[0] == 'acked', 40)
+        equal('the bad one', other.outbox(bad)[0], 'pending')
+        relay.kill()
+        other.connection.close()
+    endpoint.close()
+
+
 def commands(world, *more):
     """A relay with four places for commands, which run late for one body."""
     return world.relay('--c.sink=command', '--c.topics=t', '--c.command=if grep -q late; then sleep 20; fi',
@@ -1079,6 +1098,7 @@ TESTS = [
     ('isolation: the messages behind retries do not fill the relay', behind_retries),
     ('isolation: a message whose lease is lost is not taken again and again', behind_lost),
     ('isolation: a steady sink does not delay the refusals of another one', refused_beside_steady),
+    ('isolation: an answer that the server refuses stops no take', refused_answer),
     ('isolation: takes are not full of messages behind retries', released_behind),
     ('isolation: a relay knows the messages that failed at another one', failed_elsewhere),
     ('isolation: an error text in any encoding stops no relay', any_encoding),
