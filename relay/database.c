@@ -79,7 +79,7 @@ static void continue_connecting(RelayDatabase *database);
 static bool send_setup(const RelayDatabase *database);
 static void continue_query(RelayDatabase *database);
 static void end_setup(RelayDatabase *database, PGresult *result);
-static bool is_outdated(const RelayDatabase *database);
+static bool is_outdated(const RelayDatabase *database, int64_t since);
 static void watch(RelayDatabase *database, int events);
 static void lose(RelayDatabase *database, const char *why);
 
@@ -563,6 +563,8 @@ end_setup(RelayDatabase *database, PGresult *result)
 {
 	RelayServer *server = database->server;
 	const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+	int64_t		since = server->outdated_since ? server->outdated_since :
+		relay_now();
 
 	if (state && !database->no_timeline && !server->has_timeline &&
 		(strncmp(state, "0A", 2) == 0 || strncmp(state, "42", 2) == 0))
@@ -601,8 +603,11 @@ end_setup(RelayDatabase *database, PGresult *result)
 		server->no_timeline = database->no_timeline;
 		server->has_timeline |= database->timeline != 0;
 		/* In this state, the next try begins with another host. */
-		if (is_outdated(database))
+		if (is_outdated(database, since))
+		{
 			lose(database, "another server has a newer timeline");
+			server->outdated_since = since;
+		}
 		else
 		{
 			if (database->timeline != 0)
@@ -618,19 +623,14 @@ end_setup(RelayDatabase *database, PGresult *result)
 
 /*
  * Return whether a connection has reached a server with a newer timeline,
- * unless each try has reached an older one for a while.
+ * unless each try "since" this time has reached an older one, for a while.
  */
 static bool
-is_outdated(const RelayDatabase *database)
+is_outdated(const RelayDatabase *database, int64_t since)
 {
-	RelayServer *server = database->server;
-	int64_t		now = relay_now();
-
-	if (database->timeline == 0 || database->timeline >= server->timeline)
-		return false;
-	if (!server->outdated_since)
-		server->outdated_since = now;
-	return now - server->outdated_since < OUTDATED_LIMIT;
+	return database->timeline != 0 &&
+		database->timeline < database->server->timeline &&
+		relay_now() - since < OUTDATED_LIMIT;
 }
 
 /*
@@ -669,13 +669,14 @@ lose(RelayDatabase *database, const char *why)
 {
 	bool		busy = database->state == RELAY_DATABASE_BUSY;
 
-	/* The server that it did not reach can be the newest. */
-	if (database->state == RELAY_DATABASE_CONNECTING)
-		database->server->outdated_since = 0;
 	if (database->state == RELAY_DATABASE_CONNECTING ||
 		database->state == RELAY_DATABASE_SETUP)
+	{
+		/* The server that it did not reach can be the newest. */
+		database->server->outdated_since = 0;
 		database->first_host = (database->first_host + 1) %
 			database->server->nhosts;
+	}
 	if (!*why)
 		why = "connection lost";
 	database->losses++;

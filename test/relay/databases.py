@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import tempfile
 import threading
@@ -17,6 +16,7 @@ import time
 import psycopg2
 
 from endpoint import Endpoint
+from proxies import Pooler, accept_login
 from world import PROGRAM, World, equal, expect, make_server, start_server, stop_server, until
 
 ROUNDS = int(os.environ.get('ROUNDS', '300'))
@@ -375,13 +375,8 @@ def silent_after_login(world):
                 connection = listener.accept()[0]
             except OSError:
                 return
-            # The relay drops a connection that it has only begun.
-            if not connection.recv(65536):
-                continue
-            connections.append(connection)
-            for kind, body in ((b'R', bytes(4)), (b'S', b'server_version\x0015.0\0'), (b'S', b'in_hot_standby\0off\0'),
-                               (b'S', b'default_transaction_read_only\0off\0'), (b'Z', b'I')):
-                connection.sendall(kind + struct.pack('!i', len(body) + 4) + body)
+            if accept_login(connection):
+                connections.append(connection)
 
     with socket.create_server(('127.0.0.1', 0)) as listener:
         threading.Thread(target=serve, args=(listener,), daemon=True).start()
@@ -649,6 +644,35 @@ def new_restarts(world):
         equal('the status', relay.stop(), 0)
 
 
+def new_behind_pooler(world):
+    """The same while a pooler before the new server accepts logins, and fails each query."""
+    def server():
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(os.path.join(new.data, '.s.PGSQL.5432'))
+        return connection
+
+    with two_servers(world) as (old, new), tempfile.TemporaryDirectory(dir=world.directory) as pooler:
+        new.promote()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(os.path.join(pooler, '.s.PGSQL.5432'))
+            listener.listen()
+            Pooler(listener, server)
+            relay = world.relay('--database=host=%s,%s port=5432 user=postgres dbname=postgres' % (pooler, old.data),
+                                '--out.sink=stdout', '--out.topics=t', environment=world.preload('clock_mock')).started()
+            new.publish('t')
+            new.all_acked(1)
+            old.publish('t')
+            new.stop()
+            until('the old one is refused', lambda: 'another server has a newer timeline' in relay.said())
+            # After the minute, an older timeline would be accepted at the next try.
+            time.sleep(10)
+            new.start()
+            new.publish('t')
+            new.all_acked(2)
+            equal('what the old one has', old.states(), {'pending': 1})
+            equal('the status', relay.stop(), 0)
+
+
 def without_timeline(world):
     """A server that does not report its timeline is used as well, but an error does
     not end the reports."""
@@ -700,6 +724,7 @@ TESTS = [
     ('database: an older timeline is accepted if no other is reached', older_for_good),
     ('database: the calls of a relay that is gone do not wait for a lock', gone_at_lock),
     ('database: a restart of the new server does not lead back to the old one', new_restarts),
+    ('database: a pooler before the new server, which is away, does not lead back to the old one', new_behind_pooler),
     ('outbox: after a failover, the old server does not stop the copies', copies_beside_old),
     ('database: a server that reports no timeline is used as well', without_timeline),
 ]

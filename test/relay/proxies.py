@@ -3,6 +3,7 @@
 import contextlib
 import select
 import socket
+import struct
 import threading
 import time
 
@@ -72,6 +73,47 @@ class Slow(Forwarder):
             while data := source.recv(65536):
                 time.sleep(self.delay)
                 target.sendall(data)
+
+
+def accept_login(connection):
+    """Answer the login of a client of PostgreSQL.  Returns whether there was one."""
+    # The relay drops a connection that it has only begun.
+    if not connection.recv(65536):
+        return False
+    for kind, body in ((b'R', bytes(4)), (b'S', b'server_version\x0015.0\0'), (b'S', b'in_hot_standby\0off\0'),
+                       (b'S', b'default_transaction_read_only\0off\0'), (b'Z', b'I')):
+        connection.sendall(kind + struct.pack('!i', len(body) + 4) + body)
+    return True
+
+
+class Pooler(Forwarder):
+    """While it cannot connect to its server, it accepts logins, and ends each connection
+    that sends a query."""
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                threading.Thread(target=self.serve, args=(client,), daemon=True).start()
+
+    def serve(self, client):
+        try:
+            server = self.connect()
+        except OSError:
+            with contextlib.suppress(OSError), client:
+                accept_login(client)
+                client.recv(65536)
+            return
+        threading.Thread(target=self.copy, args=(client, server, True), daemon=True).start()
+        self.copy(server, client, False)
+
+    def copy(self, source, target, from_client):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        # Another thread can read from it, so it would stay open.
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
 
 
 class Cutter(Forwarder):
