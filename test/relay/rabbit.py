@@ -66,13 +66,17 @@ class Rabbit:
         }
         self.epmd = subprocess.Popen(['epmd', '-port', str(self.epmd_port), '-address', '127.0.0.1'],
                                      stdout=self.log, stderr=self.log)
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
 
     def start(self):
         self.process = subprocess.Popen([SERVER], env=self.environment, stdout=self.log, stderr=self.log,
                                         stdin=subprocess.DEVNULL, start_new_session=True)
         try:
-            until('RabbitMQ answers', self.answers, 90)
+            until('RabbitMQ answers', self.answers, 180)
         except Broken:
             with open(os.path.join(self.directory, 'log'), errors='replace') as log:
                 print('# ' + log.read()[-1000:].replace('\n', '\n# '))
@@ -117,12 +121,12 @@ class Proxy(Forwarder):
     """A proxy in front of a port. It closes a connection, without a reason, when
     a client sends the word "poison", after a delay."""
 
-    def __init__(self, port, delay=0):
+    def __init__(self, server_port, delay=0, port=0):
         self.sockets = set()
         self.delay = delay
-        listener = socket.create_server(('127.0.0.1', 0))
+        listener = socket.create_server(('127.0.0.1', port))
         self.port = listener.getsockname()[1]
-        super().__init__(listener, lambda: socket.create_connection(('127.0.0.1', port)))
+        super().__init__(listener, lambda: socket.create_connection(('127.0.0.1', server_port)))
 
     def copy(self, source, target, from_client):
         self.sockets.update((source, target))
@@ -144,5 +148,7 @@ class Proxy(Forwarder):
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self):
+        # The thread in accept() would keep it open.
+        self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
         self.cut()

@@ -42,11 +42,12 @@ def until(what, condition, seconds=20):
 
 def free_port():
     """A port outside the range from which the system chooses.  Otherwise a client
-    that tries to reach an absent server could connect to itself."""
+    that tries to reach an absent server could connect to itself.  Other jobs choose
+    other ports, because a test can leave its port closed for a while."""
     while True:
         with socket.socket() as probe:
             try:
-                probe.bind(('127.0.0.1', random.randrange(20000, 32000)))
+                probe.bind(('127.0.0.1', random.randrange(20000 + int(os.environ.get('JOB', '0')), 32000, 8)))
                 return probe.getsockname()[1]
             except OSError:
                 pass
