@@ -577,7 +577,8 @@ set_alone(RelayAnswers *answers, RelayMessage *message, int64_t blocked_until)
 
 /*
  * Return the messages of a call to the queue, to be answered again.  "failed"
- * says that the server has refused it for what it says.
+ * says that the server has refused it.  Messages whose failure the server does
+ * not count can be taken again after their leases, which counts, too.
  */
 static void
 requeue(RelayAnswers *answers, bool failed)
@@ -587,7 +588,8 @@ requeue(RelayAnswers *answers, bool failed)
 
 	while ((message = answers->called.first))
 	{
-		message->call_failed |= failed;
+		message->call_failed = failed && message->state == RELAY_REFUSED &&
+			message->counted;
 		relay_list_remove(&answers->called, message);
 		relay_list_append(message->state == RELAY_DELIVERED ?
 						  &queue->delivered :
@@ -595,10 +597,7 @@ requeue(RelayAnswers *answers, bool failed)
 						  &queue->refused : &queue->untried, message);
 	}
 	for (message = queue->first; message; message = message->held_next)
-	{
-		message->call_failed |= failed && message->extending;
 		message->extending = false;
-	}
 }
 
 /*
@@ -654,7 +653,7 @@ end_extend(RelayAnswers *answers, const PGresult *result)
 		{
 			held->extending = false;
 			answers->nalone -= held->answer_alone;
-			held->answer_alone = held->call_failed = false;
+			held->answer_alone = false;
 			held->lease_end = answers->called_at + answers->lease;
 			message = held->held_next;
 		}

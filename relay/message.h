@@ -54,7 +54,7 @@ typedef struct RelayMessage
 	bool		counted;		/* if refused: the attempt counts */
 	char	   *reason;			/* if refused */
 	bool		answer_alone;	/* a call about it found a locked row */
-	bool		call_failed;	/* the server has refused a call about it */
+	bool		call_failed;	/* the server does not count its failure */
 	int64_t		blocked_until;	/* its row is locked; no call before that */
 
 	/* If it is a claim to complete; see completer.c. */

@@ -193,8 +193,8 @@ relay_queue_lose(RelayQueue *queue, RelayMessage *message)
 
 /*
  * Return whether a message is held whose lease has expired.  One whose row is
- * locked, or whose answer the server has refused, does not count, because that
- * can last.
+ * locked, or whose failure the server does not count, is left out, because
+ * that can last.
  */
 bool
 relay_queue_has_expired(const RelayQueue *queue, int64_t now)
