@@ -776,14 +776,16 @@ def as_fast_as_alone(world, endpoint, what, count, options, publish):
     in turn, so that other programs of the machine delay both.  A p99 that is too long is
     measured again, because single values are worth little."""
     other = world.relay('--w.sink=webhook', '--w.topics=alone', '--w.url=' + endpoint.url).started()
-    relay = webhook(world, endpoint, *options)
     for left in 2, 1, 0:
+        # A new one, because the pauses of its bad sink grow.
+        relay = webhook(world, endpoint, *options)
         publish()
         beside, alone = p99s(world, ['t', 'alone'], count)
         print('# p99 beside %s: %.1f ms; alone %.1f ms' % (what, beside * 1000, alone * 1000), flush=True)
         if beside <= max(2 * alone, 0.1):
             break
         expect('messages beside %s are slower than alone' % what, left)
+        equal('the status', relay.stop(), 0)
     equal('the status', other.stop(), 0)
     return relay
 
