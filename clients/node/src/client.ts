@@ -508,7 +508,7 @@ export class Idempotency<Tx = PoolClient> {
           if (kind === 'job' && made.outcome === 'new') {
             await session.commit().catch((error: unknown) => {
               // Otherwise the claim would refuse its duplicates until the end of the lease, if it has committed.
-              void this.release(options.scope, options.key, { claimToken: made.claimToken }).catch(() => undefined)
+              void this.fail(options.scope, options.key, { claimToken: made.claimToken }).catch(() => undefined)
               throw error
             })
           }
@@ -564,7 +564,7 @@ export class Idempotency<Tx = PoolClient> {
       const { session, claim } = await this.#claimed(options, 'job')
       await session.release()
       if (options.signal?.aborted && claim.outcome === 'new') {
-        await this.release(options.scope, options.key, { claimToken: claim.claimToken })
+        await this.fail(options.scope, options.key, { claimToken: claim.claimToken })
       }
       return claim
     }), options.signal)
@@ -594,7 +594,7 @@ export class Idempotency<Tx = PoolClient> {
         return newResult(response, storedResponse(response, claim, options).whole)
       } catch (error) {
         // If the record was completed with our token, our transaction committed. An attempt that took over has another token.
-        if (!isRepeated || !isLoss(error) || await this.complete(scope, key, 200, { claimToken }).catch(() => true)) throw error
+        if (own.session || !isRepeated || !isLoss(error) || await this.complete(scope, key, 200, { claimToken }).catch(() => true)) throw error
         return { ...storedResult('new', (await this.lookup(scope, key))!), replayed: false }
       } finally {
         await own.session?.release()

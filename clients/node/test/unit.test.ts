@@ -295,9 +295,9 @@ test('a claim without a body leaves out no members', () => {
   assert.doesNotMatch(text, /jsonb_delete_path/)
 })
 
-test("with an ORM that hides its client, only a job's new claim commits, needs no second connection, and is released if COMMIT fails", async () => {
+test("with an ORM that hides its client, only a job's new claim commits, needs no second connection, and fails if COMMIT does", async () => {
   for (const [outcome, failure, expected] of [
-    ['new', undefined, ['idem_claim', 'COMMIT']], ['new', new Error('no connection'), ['idem_claim', 'no COMMIT', 'alone idem_release']],
+    ['new', undefined, ['idem_claim', 'COMMIT']], ['new', new Error('no connection'), ['idem_claim', 'no COMMIT', 'alone idem_fail']],
     ['in_progress', undefined, ['idem_claim', 'ROLLBACK']],
   ] as const) {
     const log: string[] = []
