@@ -14,6 +14,7 @@ import {
 import { allowedHeaders, parseKey, serve } from 'pg-idempotency/http'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
 import { prismaPool } from 'pg-idempotency/prisma'
+import { sequelizePool } from 'pg-idempotency/sequelize'
 import { typeormPool } from 'pg-idempotency/typeorm'
 
 test('a new key is a UUIDv7, and later ones are greater', () => {
@@ -290,6 +291,11 @@ test('a subclass of pg.Pool with its own connect() or begin() loses no connectio
   }
 })
 
+test('Sequelize sends calls outside of a transaction to the primary', async () => {
+  const query = async (_: string, options: { useMaster?: boolean }): Promise<object[]> => [{ value: String(options.useMaster) }]
+  assert.equal(await new Idempotency(sequelizePool({ getDialect: () => 'postgres', query } as never) as PoolLike).once('s', 'token'), true)
+})
+
 test('a claim without a body leaves out no members', () => {
   const { text } = new Idempotency(new pg.Pool()).statements.claim('s', 'k', { method: 'POST', path: '/', without: [['a']] })
   assert.doesNotMatch(text, /jsonb_delete_path/)
@@ -307,7 +313,8 @@ test("with an ORM that hides its client, only a job's new claim commits, needs n
     }
     const client = new Idempotency(prismaPool({
       _activeProvider: 'postgresql', $queryRawUnsafe: query('alone '),
-      async $transaction(run: (tx: object) => Promise<void>) {
+      async $transaction(run: (tx: object) => Promise<void>, { maxWait }: { maxWait?: number } = {}) {
+        assert.equal(maxWait, 30_000)
         try {
           await run({ $queryRawUnsafe: query('') })
         } catch (error) {
