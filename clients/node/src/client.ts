@@ -18,7 +18,7 @@ import {
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
 import { noteClaim, observed, spanned, traceparent, waiting, withoutTrace, type Observers } from './observe.js'
-import { ANSWER_MS, BEGIN, isConnectionLost, isStale, MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, unreachable, type Handle, type PoolLike } from './postgres.js'
+import { ANSWER_MS, BEGIN, isDead, isStale, isUnreachable, performOn, retryIfDead, Session, type Handle, type PoolLike } from './postgres.js'
 import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
 import { checkedNames, describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
@@ -531,25 +531,20 @@ export class Idempotency<Tx = PoolClient> {
 
   /** Begin on a session of the scope's server, or on another one if the server had ended that session. The signal cancels the statement. */
   #opened<T>(scope: string | undefined, begin: (session: Session, pool: PoolLike) => Promise<T>, connectMs?: number, signal?: AbortSignal): Promise<T> {
-    return this.#servers.at(scope, async (pool) => {
-      for (let tries = 1; ; tries++) {
-        const session = await Session.open(pool, true, connectMs)
-        const cancel = (): void => session.cancel()
-        signal?.addEventListener('abort', cancel, { once: true })
-        try {
-          if (signal?.aborted) throw signal.reason
-          return await begin(session, pool)
-        } catch (error) {
-          const isDead = session.lost && !signal?.aborted && !(error instanceof IdempotencyError)
-          await session.release()
-          if (isDead && tries < MAX_CONNECTION_TRIES) continue
-          if (isDead) unreachable.add(error as Error)
-          throw error
-        } finally {
-          signal?.removeEventListener('abort', cancel)
-        }
+    return this.#servers.at(scope, (pool) => retryIfDead(async () => {
+      const session = await Session.open(pool, true, connectMs)
+      const cancel = (): void => session.cancel()
+      signal?.addEventListener('abort', cancel, { once: true })
+      try {
+        if (signal?.aborted) throw signal.reason
+        return await begin(session, pool)
+      } catch (error) {
+        await session.release()
+        throw error
+      } finally {
+        signal?.removeEventListener('abort', cancel)
       }
-    })
+    }, (error) => !signal?.aborted && isDead(error)))
   }
 
   async job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
@@ -700,7 +695,7 @@ async function runJob<Tx>(core: Idempotency<Tx>, options: JobOptions, claim: Hel
         const copy = JSON.parse(jsonOf(value, `the step ${name} returned`)) as Json
         const sent = performance.now()
         await whileHeld(() => withRetries(() => retryIfDead(() => core.checkpoint(scope, key, printable(name, claim.encoding),
-          { recoveryState: { ...values, [name]: copy }, claimToken, ...lease }), (error) => isConnectionLost(error) || error instanceof TimedOut)))
+          { recoveryState: { ...values, [name]: copy }, claimToken, ...lease }), (error) => isDead(error) || isUnreachable(error) || error instanceof TimedOut)))
         renewed = sent
         values[name] = copy
         seen.add(name)

@@ -163,6 +163,15 @@ test('if no connection comes from a pool, the guard answers 503, and waits for a
     }))
     assert.deepEqual([answer.status, count], [503, tries], code)
   }
+  // As an ORM of another version, a wrong port and a wrong password.
+  for (const error of [new TypeError('own.startTransaction is not a function'), new RangeError('port'), Object.assign(new Error('password'), { code: '28P01' })]) {
+    let count = 0
+    const fails = async (): Promise<never> => { count++; throw error }
+    for (const client of [fakeOrm(fails), new Idempotency({ connect: fails })]) {
+      for (const kind of ['request', 'job'] as const) await assert.rejects(serveOn(client, kind), error)
+    }
+    assert.equal(count, 4)
+  }
   // As PgBouncer refuses, if its server is down.
   const bouncer = { connect: () => Promise.reject(Object.assign(new Error('server login has been failing'), { code: '08P01' })) }
   assert.equal((await serveOn(new Idempotency(bouncer))).status, 503)
