@@ -6,11 +6,13 @@ import { createRequire } from 'node:module'
 import { createServer, type AddressInfo } from 'node:net'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { drizzle } from 'drizzle-orm/node-postgres'
 import pg from 'pg'
 import {
   asIdempotencyError, ClaimLost, Idempotency, IdempotencyError, InProgress, KeyInvalid, KeyReused, newKey, RateLimited, sqlstateOf, stepKey, TimedOut,
   TransactionEnded, type Client, type PoolLike,
 } from 'pg-idempotency'
+import { drizzlePool } from 'pg-idempotency/drizzle'
 import { allowedHeaders, parseKey, serve } from 'pg-idempotency/http'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
 import { prismaPool } from 'pg-idempotency/prisma'
@@ -207,29 +209,27 @@ test('a session that the server ends in the moment in which it becomes ready end
     socket.on('error', () => undefined).once('data', () => socket.end(packet))
   })
   await new Promise<void>((done) => { server.listen(0, '127.0.0.1', done) })
-  const pool = new pg.Pool({ host: '127.0.0.1', port: (server.address() as AddressInfo).port, user: 'u', database: 'd' })
-  pool.on('error', () => undefined)
   const { error: log } = console
   console.error = () => undefined
   try {
-    const client = new Idempotency(pool)
-    const options = { scope: 's', key: newKey() }
-    for (const [call, tries] of [
-      [() => client.request(options, () => ({ status: 200 })), 3], [() => client.job(options, () => undefined), 3], [() => client.once('s', 'k'), 1],
-    ] as const) {
-      connections = 0
-      await assert.rejects(call, (error) => !(error instanceof IdempotencyError))
-      assert.equal(connections, tries)
+    for (const poolOf of [(one: pg.Pool) => one, (one: pg.Pool) => drizzlePool(drizzle(one))]) {
+      const pool = new pg.Pool({ host: '127.0.0.1', port: (server.address() as AddressInfo).port, user: 'u', database: 'd' })
+      pool.on('error', () => undefined)
+      const client: Client<any> = new Idempotency<any>(poolOf(pool))
+      const options = { scope: 's', key: newKey() }
+      for (const [call, tries] of [
+        [() => client.request(options, () => ({ status: 200 })), 3], [() => client.job(options, () => undefined), 3], [() => client.once('s', 'k'), 1],
+      ] as const) {
+        connections = 0
+        await assert.rejects(call, (error) => !(error instanceof IdempotencyError))
+        assert.equal(connections, tries)
+      }
+      for (const kind of ['request', 'job'] as const) assert.equal((await serveOn(client, kind)).status, 503)
+      assert.equal(pool.totalCount, 0)
+      await pool.end()
     }
-    const request = { method: 'POST', path: '/', key: newKey(), body: Buffer.alloc(0), scope: () => 'u' }
-    for (const kind of ['request', 'job'] as const) {
-      const answer = await serve(client, request, request, kind, async () => ({ status: 200 }))
-      assert.equal(answer.status, 503)
-    }
-    assert.equal(pool.totalCount, 0)
   } finally {
     console.error = log
-    await pool.end()
     server.close()
   }
 })
