@@ -811,8 +811,8 @@ test('a key is found where a server has only the plain headers', async () => {
 test('Fastify: a property of the response that only has a getter', async () => {
   const shop = await fastifyShop((app) => {
     // As @fastify/express does.
-    app.addHook('onRequest', async (_request, reply) => { Object.defineProperty(reply.raw, 'headersSent', { get: () => false, configurable: true }) })
-    app.post('/getter', { config: { idempotency: true } }, async (_request, reply) => reply.code(201).send({ made: true }))
+    app.addHook('onRequest', async (_request: unknown, reply: any) => { Object.defineProperty(reply.raw, 'headersSent', { get: () => false, configurable: true }) })
+    app.post('/getter', { config: { idempotency: true } }, async (_request: unknown, reply: any) => reply.code(201).send({ made: true }))
   })
   try {
     const one = key()

@@ -564,6 +564,22 @@ test('jobs: an error in the last step fails the claim, and undoes what it wrote'
   assert.equal(await world.effects(one), 0)
 })
 
+test("jobs: a change of a step's value changes nothing that is stored", async () => {
+  const one = key()
+  const seen: unknown[] = []
+  const job = (end: () => Promise<Response>) => idem.job(options(one), async (running) => {
+    for (let read = 0; read < 2; read++) {
+      const value = await running.step(`list ${read}`, () => ({ list: ['a'] }))
+      seen.push([...value.list])
+      value.list.push('changed')
+    }
+    return end()
+  })
+  await assert.rejects(job(() => Promise.reject(new Error('failed'))), /failed/)
+  await job(async () => ({ status: 200 }))
+  assert.deepEqual(seen, Array(4).fill(['a']))
+})
+
 test('jobs: the answer to the last COMMIT is lost', async () => {
   const { idem: through, proxy } = await world.proxied()
   const one = key()

@@ -305,6 +305,12 @@ test('Sequelize sends calls outside of a transaction to the primary', async () =
   assert.equal(await new Idempotency(sequelizePool({ getDialect: () => 'postgres', query } as never) as PoolLike).once('s', 'token'), true)
 })
 
+test("TypeORM's pool has the size of its driver", () => {
+  for (const [extra, max] of [[undefined, 7], [{ max: 4 }, 4]] as const) {
+    assert.equal((typeormPool({ options: { type: 'postgres', poolSize: 7, extra } } as never) as PoolLike).options!.max, max)
+  }
+})
+
 test('a claim without a body leaves out no members', () => {
   const { text } = new Idempotency(new pg.Pool()).statements.claim('s', 'k', { method: 'POST', path: '/', without: [['a']] })
   assert.doesNotMatch(text, /jsonb_delete_path/)
