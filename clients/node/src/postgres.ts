@@ -210,17 +210,14 @@ function asUnreachable(error: unknown): unknown {
 /** Whether the connection was dead, so that another one can be tried. */
 export const isDead = (error: unknown): boolean => isConnectionLost(error) && !isMistake(error) && !isUnreachable(error)
 
-/** The maximum number of connections that are tried after dead ones. */
-const MAX_CONNECTION_TRIES = 3
-
-/** Repeats a call that can be sent twice if the connection was dead. */
+/** Repeats a call that can be sent twice if the connection was dead, on up to three connections. */
 export async function retryIfDead<T>(send: () => Promise<T>, repeats = isDead): Promise<T> {
   for (let tries = 1; ; tries++) {
     try {
       return await send()
     } catch (error) {
       if (!repeats(error)) throw error
-      if (tries === MAX_CONNECTION_TRIES) throw asUnreachable(error)
+      if (tries === 3) throw asUnreachable(error)
     }
   }
 }
