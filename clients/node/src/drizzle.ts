@@ -23,8 +23,10 @@ export function drizzlePool<Db extends NodePgDatabase<any>>(db: Db): PoolLike<Tr
     async begin() {
       let taken: PoolClient | undefined
       const connect = async (): Promise<PoolClient> => taken = await pool.connect()
-      const own = withOwn(db, 'session', withOwn((db as any).session, 'client', withOwn(pool, 'connect', connect)))
-      const open = await openedBy<Tx>((run) => own.transaction((tx) => run(tx as unknown as Tx))).catch((error: unknown) => {
+      // The transactions of withReplicas() are those of its primary.
+      const primary = (db as { $primary?: any }).$primary ?? db
+      const own = withOwn(primary, 'session', withOwn(primary.session, 'client', withOwn(pool, 'connect', connect)))
+      const open = await openedBy<Tx>((run) => own.transaction((tx: Tx) => run(tx))).catch((error: unknown) => {
         // Drizzle keeps a client whose BEGIN has failed.
         taken?.release(true)
         throw error

@@ -7,6 +7,7 @@ import { createServer, type AddressInfo } from 'node:net'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { drizzle } from 'drizzle-orm/node-postgres'
+import { withReplicas } from 'drizzle-orm/pg-core'
 import pg from 'pg'
 import {
   asIdempotencyError, ClaimLost, Idempotency, IdempotencyError, InProgress, KeyInvalid, KeyReused, newKey, RateLimited, sqlstateOf, stepKey, TimedOut,
@@ -212,7 +213,7 @@ test('a session that the server ends in the moment in which it becomes ready end
   const { error: log } = console
   console.error = () => undefined
   try {
-    for (const poolOf of [(one: pg.Pool) => one, (one: pg.Pool) => drizzlePool(drizzle(one))]) {
+    for (const poolOf of [(one: pg.Pool) => one, (one: pg.Pool) => drizzlePool(drizzle(one)), (one: pg.Pool) => drizzlePool(withReplicas(drizzle(one), [drizzle(one)]))]) {
       const pool = new pg.Pool({ host: '127.0.0.1', port: (server.address() as AddressInfo).port, user: 'u', database: 'd' })
       pool.on('error', () => undefined)
       const client: Client<any> = new Idempotency<any>(poolOf(pool))
