@@ -7,7 +7,7 @@ import {
   applyDecorators, createParamDecorator, HttpException, Inject, Module, ServiceUnavailableException, SetMetadata, StreamableFile,
   UseInterceptors, type CallHandler, type DynamicModule, type ExecutionContext, type NestInterceptor,
 } from '@nestjs/common'
-import { ApplicationConfig, ContextIdFactory, ModulesContainer } from '@nestjs/core'
+import { ApplicationConfig, ContextIdFactory, ModulesContainer, type ContextId } from '@nestjs/core'
 import { catchError, lastValueFrom, Observable, of, Subject, takeUntil, tap, type Subscriber } from 'rxjs'
 import { BODY_LIMIT, bodyOf, preparation, snapshotOf } from './body.js'
 import type { Client } from './client.js'
@@ -33,7 +33,7 @@ const ROUTE = 'pg-idempotency:route'
 /** The decorated methods, which others can replace without a guard. */
 const guarded: [target: object, name: string][] = []
 /** The checks of the controllers that have an instance for each request. */
-const perRequest = new WeakMap<object, (request: object) => void>()
+const perRequest = new WeakMap<object, (id: ContextId) => void>()
 
 /** Refuses a controller with a route that has lost its guard. Nest takes the path from the prototype, and calls the method of the instance. */
 function checkGuards(controller: any): void {
@@ -71,16 +71,18 @@ export class IdempotencyModule implements NestInterceptor {
   configure(): void {
     for (const one of [...this.modules.values()].flatMap(({ controllers }) => [...controllers.values()])) {
       checkGuards(one.instance)
-      if (!one.isDependencyTreeStatic()) perRequest.set(one.metatype!, (request) => checkGuards(one.getInstanceByContextId(ContextIdFactory.getByRequest(request)).instance))
+      if (one.isDependencyTreeStatic()) continue
+      const host = { token: one.token, isTreeDurable: one.isDependencyTreeDurable() }
+      perRequest.set(one.metatype!, (id) => checkGuards(one.getInstanceByContextId(id.getParent?.(host) ?? id).instance))
     }
   }
 
   intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
     if (context.getType() !== 'http') return next.handle()
     const request: object = context.getArgByIndex(0)
-    perRequest.get(context.getClass())?.(request)
+    perRequest.get(context.getClass())?.(ContextIdFactory.getByRequest(request))
     const end = async (error?: unknown): Promise<void> => runs.get(request)?.(error)
-    return next.handle().pipe(tap({ complete: () => void end(), unsubscribe: () => void end(left) }), catchError((error: unknown) => end(error).then(() => { throw error })))
+    return next.handle().pipe(tap({ complete: () => void end(), unsubscribe: () => void end(left) }), catchError((error: unknown) => end(error ?? left).then(() => { throw error })))
   }
 }
 Module({})(IdempotencyModule)
@@ -173,9 +175,7 @@ function guard(client: Client<any>, settings: Omit<NestOptions, 'client'>, kind:
     // An outer interceptor answers, for example after its own timeout. Its response must not be held.
     if (!isEmitted) held?.restore()
     gone.error(left)
-    if (!fail) return
-    fail(error ?? left)
-    await ended
+    if (fail) { fail(error ?? left); await ended }
   }
   runs.set(request, end)
   return () => void end()

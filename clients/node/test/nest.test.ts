@@ -8,7 +8,7 @@ import {
   Res, Scope, Sse, StreamableFile, UploadedFile, UseInterceptors, type ArgumentsHost, type CallHandler, type ExecutionContext,
   type INestApplication, type Type,
 } from '@nestjs/common'
-import { APP_INTERCEPTOR, NestFactory, Reflector, type AbstractHttpAdapter } from '@nestjs/core'
+import { APP_INTERCEPTOR, ContextIdFactory, createContextId, NestFactory, Reflector, type AbstractHttpAdapter } from '@nestjs/core'
 import { ExpressAdapter, FileInterceptor } from '@nestjs/platform-express'
 import { FastifyAdapter } from '@nestjs/platform-fastify'
 import { catchError, defer, delay, from, lastValueFrom, map, mergeMap, of, retry, startWith, timeout, timer } from 'rxjs'
@@ -634,8 +634,12 @@ test('a method of a subclass that replaces a guarded one without a guard is refu
   assert.deepEqual(runs, ['guarded', 'other', 'base', 'guarded', 'other', 'base'])
 })
 
-test('a guarded method that the instance replaces is refused, and its other methods are not', async () => {
+test('a guarded method that the instance replaces is refused, and its other methods are not', async (context) => {
   const runs: string[] = []
+  // For durable controllers, of which there is one for all requests here.
+  const tree = createContextId()
+  ContextIdFactory.apply({ attach: (id) => ({ resolve: ({ isTreeDurable }) => (isTreeDurable ? tree : id), payload: {} }) })
+  context.after(() => ContextIdFactory.apply(undefined as never))
   class Both {
     constructor() {
       const { list } = this
@@ -661,7 +665,9 @@ test('a guarded method that the instance replaces is refused, and its other meth
     await assert.rejects(statuses([Replaced]), /^TypeError: Replaced\.create\(\) is not guarded/)
     @Controller({ path: 'scoped', scope: Scope.REQUEST })
     class Scoped extends Replaced {}
-    assert.deepEqual(await statuses([Scoped], 'scoped'), [500, 500])
+    @Controller({ path: 'durable', scope: Scope.REQUEST, durable: true })
+    class Durable extends Replaced {}
+    assert.deepEqual(await statuses([Scoped, Durable], 'scoped', 'durable'), Array(4).fill(500))
   }
   @Controller('both')
   class Kept extends Both {}
