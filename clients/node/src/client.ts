@@ -687,7 +687,7 @@ async function runJob<Tx>(core: Idempotency<Tx>, options: JobOptions, claim: Hel
       if (seen.has(name)) throw new TypeError(`the step ${name} has already run in this attempt; each step needs its own name`)
       if (name in values && !running && !controller.signal.aborted) {
         seen.add(name)
-        return structuredClone(values[name]) as never
+        return JSON.parse(JSON.stringify(values[name])) as never
       }
       enter(name)
       try {
@@ -700,7 +700,7 @@ async function runJob<Tx>(core: Idempotency<Tx>, options: JobOptions, claim: Hel
         values[name] = copy
         seen.add(name)
         if (controller.signal.aborted) throw controller.signal.reason
-        return structuredClone(copy) as never
+        return JSON.parse(JSON.stringify(copy)) as never
       } catch (error) {
         if (isLoss(error)) lose(error)
         throw error
