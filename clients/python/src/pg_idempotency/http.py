@@ -243,7 +243,7 @@ class Exchange:
     def form_key(self, field: str) -> str | None:
         """When the body was read.  Raises KeyInvalid if the key can be outside of what is kept, because an optional
         guard would be off without a message."""
-        body = bytes(self._kept or b"")
+        body = self._kept or b""
         if len(body) < self.size:
             raise KeyInvalid(f"a form that was read before its guard has its key within {self.most_kept} bytes")
         found = form_keys(self.content_type, body, field)
@@ -262,7 +262,7 @@ class Exchange:
         if callable(guard.fingerprint):
             compared = guard.fingerprint(request, bytes(self._kept))
             return request_hash(*self._request, compared.encode() if isinstance(compared, str) else compared)
-        return hash_of_body(*self._request, self.content_type, bytes(self._kept), left_out(guard.fingerprint))
+        return hash_of_body(*self._request, self.content_type, self._kept, left_out(guard.fingerprint))
 
     def refuses(self, status: int) -> bool:
         return self.undone and 200 <= status < 300
