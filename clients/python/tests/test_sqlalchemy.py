@@ -592,6 +592,31 @@ def test_over_http_a_database_that_is_not_available_is_503(database, kind):
     engine.dispose()
 
 
+def test_a_server_that_cannot_be_reached_is_tried_once(database):
+    engine, tries = create_engine("postgresql+psycopg2://?host=/nowhere"), []
+    event.listen(engine, "do_connect", lambda *arguments: tries.append(1))
+    idem = Idempotency(SQLAlchemy(engine))
+    for call in (lambda: idem.request("u", new_key(), lambda tx: Response()), lambda: idem.job("u", new_key(), lambda job: Response()),
+                 lambda: idem.once("u", new_key()), lambda: idem.transaction().__enter__()):
+        with pytest.raises(sqlalchemy.exc.OperationalError):
+            call()
+    assert len(tries) == 4
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_connection_that_has_died_in_the_pool_is_replaced(database, listens):
+    """Also where a listener notices it, before the pool lends the connection."""
+    engine = create_engine("postgresql+psycopg2://", pool_size=1, max_overflow=0)
+    if listens:
+        event.listen(engine, "checkout", lambda connection, *more: connection.cursor().execute("SET application_name = 'listens'"))
+    with engine.connect() as connection:
+        pid = connection.execute(text("SELECT pg_backend_pid()")).scalar()
+    with psycopg.connect("", autocommit=True) as other:
+        assert other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,)).fetchone()[0]
+    assert Idempotency(SQLAlchemy(engine)).request("u", new_key(), lambda tx: Response()).stored
+    engine.dispose()
+
+
 @pytest.mark.parametrize("error", [psycopg.OperationalError("refused"), ConnectionError("of a service that knows the users")])
 def test_over_http_the_framework_answers_what_the_scope_raises(idem, error):
     def scope(request):
