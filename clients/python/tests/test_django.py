@@ -295,6 +295,18 @@ def test_rest_framework(serve, Effect, effects):
     for wrong in Order.as_view(), api_view(["POST"])(lambda request: None):
         with pytest.raises(TypeError, match="before the authentication"):
             guard()(wrong)
+    tries = []
+
+    @api_view(["POST"])
+    @guard()
+    def again(request):
+        tries.append(request.data.pop("name"))
+        if len(tries) == 1:
+            with connection.cursor() as cursor:
+                cursor.execute("DO $$ BEGIN RAISE 'again' USING ERRCODE = '40001'; END $$")
+        return response.Response(tries, 201)
+
+    assert serve(again)(new_key(), json.dumps({"name": "ann"})).json() == ["ann", "ann"]
     for view in Order.as_view(), function:
         send, key = serve(view), new_key()
         body = json.dumps({"name": key})

@@ -592,6 +592,15 @@ def test_over_http_a_database_that_is_not_available_is_503(database, kind):
     engine.dispose()
 
 
+def test_another_client_of_the_engine_is_no_way_out(engine, core, orm):
+    def refused(tx):
+        with pytest.raises(RuntimeError, match="use on"):
+            core.once("s", "token")
+        return Response()
+
+    assert orm.request("u", new_key(), refused).stored
+
+
 def test_a_server_that_cannot_be_reached_is_tried_once(database):
     engine, tries = create_engine("postgresql+psycopg2://?host=/nowhere"), []
     event.listen(engine, "do_connect", lambda *arguments: tries.append(1))

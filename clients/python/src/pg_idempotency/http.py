@@ -139,7 +139,9 @@ class Guard:
         if inspect.isgeneratorfunction(endpoint) or inspect.isasyncgenfunction(endpoint):
             raise TypeError(f"{endpoint.__qualname__} is a generator, so it answers in pieces, of which none can be stored")
         warn_of_decorators(endpoint)
-        getattr(endpoint, "__dict__")[BARE_ENDPOINT] = endpoint
+        while inspect.isroutine(endpoint):          # a route can also lead to a function that it wraps
+            getattr(endpoint, "__dict__", {})[BARE_ENDPOINT] = endpoint
+            endpoint = getattr(endpoint, "__wrapped__", None)
 
     def guards(self, method: str) -> bool:
         return self.methods is None or method in self.methods

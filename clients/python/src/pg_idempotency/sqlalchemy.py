@@ -49,13 +49,13 @@ class SQLAlchemyBackend:
     """A transaction is rolled back by the thread that began it: no background thread takes a connection of the engine."""
 
     def __init__(self, source: SQLAlchemy, schema: str) -> None:
-        self.source = source
-        self._schema = schema
-        size = getattr(source.engine.pool, "size", None)
+        self.source = source.engine.pool
+        self._source, self._schema = source, schema
+        size = getattr(self.source, "size", None)
         self.size: int | None = size() if callable(size) else None
 
     def session(self) -> OpenedSession:
-        return OpenedSession(self.source.engine.connect(), lambda connection: SQLAlchemySession(connection, self.source, self._schema))
+        return OpenedSession(self._source.engine.connect(), lambda connection: SQLAlchemySession(connection, self._source, self._schema))
 
 
 class SQLAlchemySession(AdapterSession):
