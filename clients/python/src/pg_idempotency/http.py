@@ -358,7 +358,7 @@ PROBLEMS: dict[type[IdempotencyError], tuple[str, str, int, str | None]] = {
     ClaimNotFound: ("in-progress", "Request in progress", 409, "Another worker has taken over the request with this key."),
     KeyReused: ("key-reused", "Idempotency-Key reused", 422, "The key came with another request before."),
     KeyExpired: ("key-expired", "Idempotency-Key expired", 422, "The key is too old: send the request with a new one."),
-    TimedOut: ("timeout", "Timed out", 503, "The request took too long, and was undone."),
+    TimedOut: ("timeout", "Timed out", 503, "The request took too long. Retry with the same key."),
     ScopeMoving: ("scope-moving", "Scope is being moved", 503, "What this request is about is being moved to another server. "
                   "Retry with the same key."),
     ActionIdAhead: ("action-id-ahead", "Action id too far ahead", 400, "The action id is too far ahead of the server's clock."),
