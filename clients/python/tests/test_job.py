@@ -449,6 +449,22 @@ def test_a_pool_that_gives_no_connection_is_asked_once(pool, error):
     assert (len(asked), runs) == (1 + 1 + 3 + 1, [1])       # the claim, the step, and to say that it has failed
 
 
+def test_a_value_that_the_job_changes_is_stored_as_the_step_returned_it(idem):
+    key, found = new_key(), []
+
+    def job(job):
+        value = job.step("one", lambda step: {"items": [1]})
+        found.append(value["items"].pop())
+        job.step("two", lambda step: None)
+        found.append(job.step("three", lambda step: [3]).pop())
+        raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            idem.job("u", key, job)
+    assert found == [1, 3] * 2
+
+
 @pytest.mark.parametrize("forgets", ["step", "finish"])
 def test_a_step_that_was_never_awaited_is_no_success(asynchronously, forgets):
     async def test(idem, pool):

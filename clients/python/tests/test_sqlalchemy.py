@@ -71,6 +71,40 @@ def test_objects_of_a_session_are_written_with_the_response(orm, effects):
     assert effects(key) == 1
 
 
+@pytest.mark.parametrize("fails", ["in a statement", "at COMMIT", "lost"])
+def test_an_object_of_an_earlier_try_is_written_again(database, effects, fails):
+    """A session takes an object that it has flushed for a stored one, unless it hears of the rollback."""
+    key, proxy, tries = new_key(), Proxy(), []
+    with psycopg.connect("", autocommit=True) as connection:
+        connection.execute("CREATE TABLE deferred (name text)")
+        connection.execute("CREATE OR REPLACE FUNCTION again() RETURNS trigger LANGUAGE plpgsql AS "
+                           "$$ BEGIN RAISE 'again' USING ERRCODE = '40001'; END $$")
+        connection.execute("CREATE CONSTRAINT TRIGGER again AFTER INSERT ON deferred DEFERRABLE INITIALLY DEFERRED "
+                           "FOR EACH ROW EXECUTE FUNCTION again()")
+    engine = create_engine(f"postgresql+psycopg2://postgres@127.0.0.1:{proxy.port}/{database}")
+    effect = Effect(name=key)
+
+    def place(session):
+        tries.append(1)
+        session.add(effect)
+        session.flush()
+        if len(tries) == 1:
+            if fails == "in a statement":
+                session.execute(text("DO $$ BEGIN RAISE 'again' USING ERRCODE = '40001'; END $$"))
+            elif fails == "at COMMIT":
+                session.execute(text("INSERT INTO deferred VALUES ('a')"))
+            else:
+                proxy.cut = "before"
+        return Response(201)
+
+    assert Idempotency(SQLAlchemy(engine, sessionmaker())).request("u", key, place).stored
+    assert (len(tries), effects(key), effect.name) == (2, 1, key)           # name: it can be read after COMMIT
+    with psycopg.connect("", autocommit=True) as connection:
+        connection.execute("DROP TABLE deferred")
+    engine.dispose()
+    proxy.close()
+
+
 @pytest.mark.parametrize("commits", [True, False])
 def test_an_error_rolls_back_what_a_session_has_committed(orm, effects, commits):
     """Its commit() only flushes: the transaction is the request's."""

@@ -7,6 +7,7 @@ each step's value is committed as a checkpoint, and the last step commits togeth
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import random
@@ -712,7 +713,7 @@ class Job:
             raise TypeError(f"the step {name!r} has already run in this attempt: each step needs its own name")
         if name in self._values:
             self._seen.add(name)
-            return self._values[name]
+            return copy.deepcopy(self._values[name])
         self._running = True
         try:
             found = await maybe_await(function(Step(step_key(self.scope, self.key, name), self.lost)))
@@ -724,7 +725,7 @@ class Job:
         self._check()
         self._values = values
         self._seen.add(name)
-        return values[name]
+        return copy.deepcopy(values[name])      # the next checkpoint stores it again
 
     async def _finish(self, function: Callable[[Any], Any]) -> Result:
         self._check()

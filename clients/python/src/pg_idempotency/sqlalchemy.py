@@ -65,7 +65,7 @@ class SQLAlchemySession(AdapterSession):
         self.is_async = hasattr(connection, "sync_connection")
         self._transaction: Any = None
         self._link: Any = None
-        self._commits = self._has_refused = False
+        self._commits = self._is_committed = False
 
     @property
     def open(self) -> bool:                 # type: ignore[override]
@@ -77,7 +77,7 @@ class SQLAlchemySession(AdapterSession):
         driver = own_connection.connection.dbapi_connection
         if getattr(driver, "autocommit", False):
             raise TypeError("the engine's isolation level is AUTOCOMMIT: a request or job needs a transaction")
-        self._commits = self._has_refused = False
+        self._commits = self._is_committed = False
         event.listen(own_connection, "commit", self._check_commit)
         make = self._source.make_session
         if not make:
@@ -97,7 +97,6 @@ class SQLAlchemySession(AdapterSession):
 
     def _check_commit(self, connection: Any) -> None:
         if not self._commits:
-            self._has_refused = True
             raise TransactionEnded("the client ends the transaction: return a response to commit, or raise an error to roll back")
 
     def _check_connection(self, session: Any, transaction: Any, connection: Any) -> None:
@@ -112,18 +111,23 @@ class SQLAlchemySession(AdapterSession):
     def _statements(self) -> Any:
         return self._connection
 
-    def _commit(self) -> Any:
+    async def _commit(self) -> None:
         self._commits = True
-        return self._transaction.commit()
+        await maybe_await(self._transaction.commit())
+        self._is_committed = True
 
     async def _rollback(self) -> None:
         session = self.handle if self._source.make_session else None
         if session is not None:
-            await maybe_await(session.close())
-        if self._connection.in_transaction():
-            await maybe_await(self._connection.rollback() if hasattr(self._connection, "rollback") else self._transaction.rollback())
-        elif self._has_refused:             # SQLAlchemy has ended the transaction, and not taken it from the connection
-            await maybe_await(self._transaction.rollback())
+            try:
+                if not self._is_committed:      # or an object that it has flushed counts as stored in another try
+                    await maybe_await(session.rollback())
+            finally:
+                await maybe_await(session.close())
+        # Also one that SQLAlchemy has ended, and not taken from the connection, because the handler's COMMIT was refused.
+        transaction = self._connection.get_transaction()
+        if transaction is not None:
+            await maybe_await(transaction.rollback())
         # After an error before COMMIT was sent, as of a listener, SQLAlchemy takes the transaction for ended.
         driver = self._driver()
         if driver is not None and (driver.is_in_transaction() if hasattr(driver, "is_in_transaction") else driver.info.transaction_status):
