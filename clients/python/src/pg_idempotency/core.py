@@ -405,14 +405,10 @@ class Core:
     async def _single_flight(self, call: Call) -> AsyncIterator[tuple[Call, Flight]]:
         """Of the duplicates in this process that are allowed to wait, one runs at
         a time.  The others wait here, without a connection."""
-        wait = seconds(call.wait)
-        if not wait:
-            yield call, Flight(None)
-            return
         # Another request under the key does not wait, to hear that it is one.
         known = call.request_hash
         name = (self.runtime.place(), call.scope, call.key, repr(known.arguments if isinstance(known, Statement) else known))
-        until = time.monotonic() + wait
+        until = time.monotonic() + (seconds(call.wait) or 0.0)
         mine = Flight(self.runtime.event())
         while True:
             other = self._in_flight.setdefault(name, mine)      # one step, also for threads
@@ -459,7 +455,7 @@ class Core:
             try:
                 return await attempt()
             except Exception as error:
-                if sqlstate(error) not in RETRIED:
+                if isinstance(error, TimedOut) or sqlstate(error) not in RETRIED:       # which can be the cause of the other
                     raise
             await self.runtime.sleep(random.uniform(0, 0.02 * 2 ** number))
         return await attempt()
@@ -472,7 +468,7 @@ class Core:
 
     async def _flown(self, name: str, call: Call, work: Callable[[Call], Awaitable[Result]]) -> Result:
         async def flown() -> Result:
-            if call.wait is None:
+            if not seconds(call.wait):
                 return await work(call)
             async with self._single_flight(call) as (mine, flight):
                 result = await work(mine)
