@@ -1,6 +1,7 @@
 """job(): the claim commits first, and the last step with the response."""
 
 import asyncio
+import json
 import threading
 import time
 
@@ -457,6 +458,7 @@ def test_a_value_that_the_job_changes_is_stored_as_the_step_returned_it(idem):
         found.append(value["items"].pop())
         job.step("two", lambda step: None)
         found.append(job.step("three", lambda step: [3]).pop())
+        job.step("deep", lambda step: json.loads("[" * 600 + "]" * 600))
         raise ZeroDivisionError
 
     for _ in range(2):

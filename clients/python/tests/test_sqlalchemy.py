@@ -82,10 +82,13 @@ def test_an_object_of_an_earlier_try_is_written_again(database, effects, fails):
         connection.execute("CREATE CONSTRAINT TRIGGER again AFTER INSERT ON deferred DEFERRABLE INITIALLY DEFERRED "
                            "FOR EACH ROW EXECUTE FUNCTION again()")
     engine = create_engine(f"postgresql+psycopg2://postgres@127.0.0.1:{proxy.port}/{database}")
-    effect = Effect(name=key)
+    effect, loaded, old = Effect(name=key), [], new_key()
+    with psycopg.connect("") as connection:
+        connection.execute("INSERT INTO effects VALUES (%s)", (old,))
 
     def place(session):
         tries.append(1)
+        loaded.append(session.get(Effect, old))
         session.add(effect)
         session.flush()
         if len(tries) == 1:
@@ -99,6 +102,7 @@ def test_an_object_of_an_earlier_try_is_written_again(database, effects, fails):
 
     assert Idempotency(SQLAlchemy(engine, sessionmaker())).request("u", key, place).stored
     assert (len(tries), effects(key), effect.name) == (2, 1, key)           # name: it can be read after COMMIT
+    assert [one.name for one in loaded] == [old, old]                       # and what was loaded, after a rollback, too
     with psycopg.connect("", autocommit=True) as connection:
         connection.execute("DROP TABLE deferred")
     engine.dispose()

@@ -26,7 +26,7 @@ Fingerprint = Callable[[Any, bytes], bytes | str] | Sequence[str]
 _JSON = re.compile(r"application/([^;]*\+)?json\s*(;(?!\s*charset\s*=(?!\s*\"?utf-?8\"?\s*(;|$)))[^;]*)*", re.IGNORECASE)
 _MULTIPART = re.compile(r"multipart/form-data\b.*;\s*boundary\s*=\s*(?:\"([^\"]+)\"|([^\s;]+))", re.IGNORECASE)
 # As much as the frameworks' parsers take: any disposition, folded lines, name*=utf-8''field, an empty filename.
-_DISPOSITION = re.compile(rb"^content-disposition[ \t]*:[^;\r\n]*(;(?:[^\r\n]|\r\n[ \t])*)", re.IGNORECASE | re.MULTILINE)
+_DISPOSITION = re.compile(rb"^content-disposition[ \t]*:(?:[^;\r\n]|\r\n[ \t])*(;(?:[^\r\n]|\r\n[ \t])*)", re.IGNORECASE | re.MULTILINE)
 _NAME = re.compile(rb";\s*name(?:[ \t]*=|\*=[\w-]*'[\w-]*')[ \t]*(?:\"([^\"]*)\"|([^\";\s]+))", re.IGNORECASE)
 _FILE = re.compile(rb";\s*filename\*?[ \t]*=(?![ \t]*\"\")", re.IGNORECASE)
 _FORM = re.compile(r"application/x-www-form-urlencoded\b", re.IGNORECASE)

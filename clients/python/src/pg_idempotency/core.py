@@ -7,7 +7,6 @@ each step's value is committed as a checkpoint, and the last step commits togeth
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 import random
@@ -709,7 +708,7 @@ class Job:
             raise TypeError(f"the step {name!r} has already run in this attempt: each step needs its own name")
         if name in self._values:
             self._seen.add(name)
-            return copy.deepcopy(self._values[name])
+            return json.loads(json.dumps(self._values[name]))
         self._running = True
         try:
             found = await maybe_await(function(Step(step_key(self.scope, self.key, name), self.lost)))
@@ -721,7 +720,7 @@ class Job:
         self._check()
         self._values = values
         self._seen.add(name)
-        return copy.deepcopy(values[name])      # the next checkpoint stores it again
+        return json.loads(json.dumps(values[name]))     # the next checkpoint stores it again
 
     async def _finish(self, function: Callable[[Any], Any]) -> Result:
         self._check()

@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import make_transient
 
 from .adapter import AdapterSession
 from .errors import TransactionEnded
@@ -65,7 +66,9 @@ class SQLAlchemySession(AdapterSession):
         self.is_async = hasattr(connection, "sync_connection")
         self._transaction: Any = None
         self._link: Any = None
-        self._commits = self._is_committed = False
+        self._flushed: list[Any] = []
+        """New objects of the session."""
+        self._commits = False
 
     @property
     def open(self) -> bool:                 # type: ignore[override]
@@ -77,7 +80,7 @@ class SQLAlchemySession(AdapterSession):
         driver = own_connection.connection.dbapi_connection
         if getattr(driver, "autocommit", False):
             raise TypeError("the engine's isolation level is AUTOCOMMIT: a request or job needs a transaction")
-        self._commits = self._is_committed = False
+        self._commits = False
         event.listen(own_connection, "commit", self._check_commit)
         make = self._source.make_session
         if not make:
@@ -93,6 +96,7 @@ class SQLAlchemySession(AdapterSession):
             raise TypeError("the session's twophase is set, and the transaction has begun without it: use a factory without it")
         self._link = driver
         event.listen(own, "after_begin", self._check_connection)
+        event.listen(own, "pending_to_persistent", lambda _, found: self._flushed.append(found))
         return session
 
     def _check_commit(self, connection: Any) -> None:
@@ -114,16 +118,14 @@ class SQLAlchemySession(AdapterSession):
     async def _commit(self) -> None:
         self._commits = True
         await maybe_await(self._transaction.commit())
-        self._is_committed = True
+        self._flushed.clear()
 
     async def _rollback(self) -> None:
         session = self.handle if self._source.make_session else None
         if session is not None:
-            try:
-                if not self._is_committed:      # or an object that it has flushed counts as stored in another try
-                    await maybe_await(session.rollback())
-            finally:
-                await maybe_await(session.close())
+            await maybe_await(session.close())
+            while self._flushed:                # or they count as stored in another try
+                make_transient(self._flushed.pop())
         # Also one that SQLAlchemy has ended, and not taken from the connection, because the handler's COMMIT was refused.
         transaction = self._connection.get_transaction()
         if transaction is not None:
