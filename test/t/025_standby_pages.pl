@@ -34,9 +34,12 @@ $primary->safe_psql('postgres', "CREATE EXTENSION idempotency; CREATE EXTENSION 
 $primary->wait_for_catchup($standby);
 
 # At a rate that a standby can follow: every change logs its whole page.  Where
-# that much is too much for the machine, there are more rounds.
+# that much is too much for the machine, there are more rounds, until each kind of
+# cleanup has had something to do, too.
 my ($written, $read) = (0, 0);
 my ($writes_wanted, $reads_wanted) = (100 * $seconds, 50 * $seconds);
+my @deeds = qw(takeovers keys_deleted tokens_deleted messages_deleted);
+my $all_happened = 'SELECT least(' . join(', ', @deeds) . ') > 0 FROM idem_stats';
 foreach my $round (1 .. 20)
 {
 	my $writers = start_pgbench($primary, 'postgres', \%random_load,
@@ -54,7 +57,8 @@ PGBENCH
 	last if $written_now < 0 || $read_now < 0;
 	$written += $written_now;
 	$read += $read_now;
-	last if $written > $writes_wanted && $read > $reads_wanted;
+	last if $written > $writes_wanted && $read > $reads_wanted
+	  && $primary->safe_psql('postgres', $all_happened) eq 't';
 }
 
 cmp_ok($written, '>', $writes_wanted, "a random load ($replay)");
@@ -65,7 +69,7 @@ is( $primary->safe_psql('postgres',
 		'SELECT count(DISTINCT name), (SELECT count(DISTINCT name) FROM calls WHERE ok) FROM calls'),
 	'26|26', 'every primitive has been called');
 cmp_ok($primary->safe_psql('postgres', "SELECT $_ FROM idem_stats"), '>', 0, "and there were $_")
-  foreach 'takeovers', 'keys_deleted', 'tokens_deleted', 'messages_deleted';
+  foreach @deeds;
 
 my $catchup = eval { $primary->wait_for_catchup($standby); 1 };
 ok($catchup, "the standby follows ($replay)");

@@ -55,7 +55,7 @@ is_deeply([ sort $output =~ /^(PG[^=]*)=/mg ],
 ok($success, 'tests pass') or diag($output);
 like($output, qr/^\d\d+ passed, 0 failed$/m, 'and have run');
 
-($success, $output) = run_program(\%hostile, 300, $cluster, 'examples/demo');
+($success, $output) = run_program(\%hostile, 600, $cluster, 'examples/demo');
 ok($success, 'the demo runs') or diag($output);
 like($output, qr/^(\d+) of \1 checks hold, /m, 'and every check of it holds');
 
