@@ -93,9 +93,22 @@ def drop_subscriptions(shard, place):
         shard.run('DROP SUBSCRIPTION ' + name)
 
 
-def sweep(source, targets, place, epoch):
-    """Drop the publications and replication slots that moves of this place, up to
-    an epoch, have left on the old shard."""
+def publications(source, place, epoch):
+    """The names of the publications of moves of this place, up to an epoch, and the
+    shards to which these moves lead"""
+    start = prefix(place.slot, place.scope)
+    found = source.run(
+        "SELECT pubname, split_part(rest, '_', 2)::int FROM (SELECT pubname, "
+        'substr(pubname, %s) AS rest FROM pg_publication WHERE '
+        "starts_with(pubname, %s)) AS p WHERE split_part(rest, '_', 1)::bigint <= %s",
+        len(start) + 1, start, epoch)
+    source.rollback()
+    return found
+
+
+def sweep(source, targets, place, epoch, names):
+    """Drop these publications, and the replication slots that moves of this place,
+    up to an epoch, have left on the old shard."""
     systems, subscriptions = [], []
     for target in targets:
         system = target.one('SELECT system_identifier::text FROM '
@@ -104,9 +117,8 @@ def sweep(source, targets, place, epoch):
         subscriptions += ['%s/%s' % (system, oid) for oid, in target.run(
             'SELECT oid FROM pg_subscription')]
         target.rollback()
-    start = prefix(place.slot, place.scope)
-    wanted = {'prefix': start, 'epoch': epoch, 'systems': systems,
-              'subscriptions': subscriptions}
+    wanted = {'prefix': prefix(place.slot, place.scope), 'epoch': epoch,
+              'systems': systems, 'subscriptions': subscriptions}
     deadline = time.monotonic() + CUT_OVER
     while True:
         source.cursor.execute(SLOTS, wanted)
@@ -126,10 +138,7 @@ def sweep(source, targets, place, epoch):
             finally:
                 source.rollback()
         time.sleep(0.02)
-    for name, in source.run(
-            'SELECT pubname FROM pg_publication WHERE starts_with(pubname, %s) '
-            "AND split_part(substr(pubname, %s), '_', 1)::bigint <= %s", start,
-            len(start) + 1, epoch):
+    for name in names:
         source.run('DROP PUBLICATION IF EXISTS ' + name)
     source.commit()
 

@@ -10,7 +10,7 @@ import psycopg2
 
 from .copying import copy, look, wait_for_messages
 from .replication import (CUT_OVER, Replica, drop_subscriptions, first_line,
-                          obstacle, sweep)
+                          obstacle, publications, sweep)
 from .servers import DEAD_AFTER, Failure, say
 
 # The number of rows of a table that one transaction deletes after a move
@@ -111,7 +111,7 @@ class Move:
         epoch = self.next_epoch()
         try:
             opened = self.reserve(target, epoch)
-            self.sweep(origin, epoch)       # of earlier moves
+            self.sweep(origin, epoch, to)       # of other moves
             replica = None
             if not why_not:
                 replica, why_not = self.replicate(origin, to, tables, epoch)
@@ -130,12 +130,8 @@ class Move:
             raise
         self.place.set_hint(self.routers, to, None, epoch)
         say('%s lives on shard %d now.' % (self.place.name, to))
-        self.sweep(origin, epoch)
-        for number, gate in self.gates.items():
-            # Also the target of a move that did not end
-            if number == origin or number != to and gate.state == 'arriving' \
-                    and gate.epoch < epoch:
-                self.clear(number, to, epoch)
+        self.sweep(origin, epoch, to)
+        self.clear(origin, to, epoch)
 
     def check_scopes(self, origin, to):
         """Raises Failure while a scope of the slot is being moved."""
@@ -182,7 +178,7 @@ class Move:
             replica.start(self.shards.strings[origin], self.timeout)
         except psycopg2.OperationalError as error:
             target.rollback()
-            self.sweep(origin, epoch)
+            self.sweep(origin, epoch, to)
             return None, '%s cannot replicate from %s (%s)' % (
                 target.name, source.name, first_line(error))
         say('%s: copying while it is in use' % self.place.name)
@@ -330,10 +326,22 @@ class Move:
         if failures:
             raise Failure('\n'.join(failures))
 
-    def sweep(self, number, epoch):
-        """Drop what replication up to an epoch has left on a shard."""
-        targets = [self.shards[other] for other in self.gates if other != number]
-        sweep(self.shards[number], targets, self.place, epoch)
+    def sweep(self, number, epoch, to=None):
+        """Drop what replication up to an epoch has left on a shard.  Moves to other
+        shards than this end first: without its publication, a subscription would
+        copy the rows of all places."""
+        source = self.shards[number]
+        published = publications(source, self.place, epoch)
+        others = [other for other in self.gates if other != number]
+        for other in others:
+            gate = self.place.gate(self.shards[other])
+            self.shards[other].rollback()
+            if other != to and gate.state == 'arriving' and gate.is_own \
+                    and gate.epoch <= epoch:
+                self.refuse(other, epoch)
+        # The subscription of a shard that does not answer may still be there.
+        sweep(source, [self.shards[other] for other in others], self.place, epoch,
+              [name for name, target in published if target not in self.silent])
 
     def clear(self, number, home, home_epoch):
         """Delete its rows on a shard that it has left, unless it has returned since

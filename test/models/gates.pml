@@ -244,6 +244,25 @@ inline sweep()
 	}
 }
 
+/* Before that, refuse the gate of another shard: idem_guard.refuse(). */
+inline refuse_third()
+{
+#if SHARDS > 2
+	atomic {
+		if
+		:: state[3 - from - to] == ARRIVING && epoch[3 - from - to] <= mine ->
+			state[3 - from - to] = AWAY;
+			epoch[3 - from - to] = mine;
+			version[3 - from - to] = 0;
+			check()
+		:: else
+		fi
+	}
+#else
+	skip
+#endif
+}
+
 /* found: the rows with which the slot of the mover's name begins, or 0 */
 inline find_slot()
 {
@@ -297,6 +316,7 @@ proctype Mover(byte me)
 		:: else -> goto gone
 		fi
 	}
+	refuse_third();
 
 	if
 	:: skip						/* It copies while calls are refused. */
@@ -395,6 +415,7 @@ proctype Mover(byte me)
 		fi
 	}
 	set_hint(mine);
+	refuse_third();
 	sweep();
 
 	/* clear() */
@@ -455,6 +476,7 @@ proctype Back()
 	}
 	mine++;
 	set_hint(mine);
+	refuse_third();
 	sweep();
 gone:
 	from = 0; to = 0; mine = 0
