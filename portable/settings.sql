@@ -198,13 +198,17 @@ $$;
 COMMENT ON FUNCTION @S@.idem_p_parse_setting(text, text) IS
 'The value of a setting without its unit: in milliseconds, bytes or the like. Raises 42704 for an unknown setting, 22023 for a bad value.';
 
--- Runs as the owner, because only the owner can replace the function.
+-- Runs as the owner, because only the owner can replace the function.  Another role can
+-- make a trigger of its own table call this, whose row has types with casts of that role.
 CREATE FUNCTION @S@.idem_p_apply_configuration()
 RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+	IF TG_RELID <> '@S@.idem_p_configuration'::regclass THEN
+		RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'trigger function of another table';
+	END IF;
 	EXECUTE format('CREATE OR REPLACE FUNCTION %I.idem_p_configured(name text) RETURNS text'
 		' LANGUAGE sql STABLE PARALLEL SAFE COST 1 AS %L', TG_TABLE_SCHEMA,
 		(SELECT format('SELECT CASE $1 %s END', string_agg(format('WHEN %L THEN %L', k.name,
@@ -229,6 +233,9 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+	IF TG_RELID <> '@S@.idem_p_configuration'::regclass THEN
+		RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'trigger function of another table';
+	END IF;
 	DELETE FROM @S@.idem_p_configuration AS c WHERE c.name = NEW.name;
 	RETURN NEW;
 END

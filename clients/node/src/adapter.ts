@@ -5,7 +5,7 @@
 import type { EventEmitter } from 'node:events'
 import { TransactionEnded } from './errors.js'
 import type { Row } from './functions.js'
-import { BEGIN, isConnectionLost, retryIfDead, type PoolClientLike, type PoolLike, type TransactionHandle } from './postgres.js'
+import { BEGIN, isDead, retryIfDead, type PoolClientLike, type PoolLike, type TransactionHandle } from './postgres.js'
 import type { Parameter } from './values.js'
 
 export interface Adapter<Tx> {
@@ -51,7 +51,7 @@ export function poolOver<Tx extends object>(adapter: Adapter<Tx>): PoolLike<Tx> 
         await client.begin()
         return client
         // A dead connection fails at once. A pool that has no free one fails after its own limit.
-      }, (error) => isConnectionLost(error) && performance.now() - began < 1000)
+      }, (error) => isDead(error) && performance.now() - began < 1000)
     },
     options: { max: adapter.max }, adapter,
   }

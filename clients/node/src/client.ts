@@ -18,7 +18,7 @@ import {
 import { Deadline, refuseNested, runHandler } from './handlers.js'
 import { newKey, requestHashOfBytes, stepKey } from './keys.js'
 import { noteClaim, observed, spanned, traceparent, waiting, withoutTrace, type Observers } from './observe.js'
-import { ANSWER_MS, BEGIN, isConnectionLost, isStale, MAX_CONNECTION_TRIES, performOn, retryIfDead, Session, unreachable, type Handle, type PoolLike } from './postgres.js'
+import { ANSWER_MS, BEGIN, isDead, isStale, isUnreachable, performOn, retryIfDead, Session, type Handle, type PoolLike } from './postgres.js'
 import { ManyServers, OneServer, type Servers, type Shards } from './shards.js'
 import { checkedNames, describe, durationMs, headerNames, headers as headerDocument, interval, jsonOf, LONGEST_TIMER, type Headers, type Json } from './values.js'
 
@@ -508,7 +508,7 @@ export class Idempotency<Tx = PoolClient> {
           if (kind === 'job' && made.outcome === 'new') {
             await session.commit().catch((error: unknown) => {
               // Otherwise the claim would refuse its duplicates until the end of the lease, if it has committed.
-              void this.release(options.scope, options.key, { claimToken: made.claimToken }).catch(() => undefined)
+              void this.fail(options.scope, options.key, { claimToken: made.claimToken }).catch(() => undefined)
               throw error
             })
           }
@@ -531,25 +531,20 @@ export class Idempotency<Tx = PoolClient> {
 
   /** Begin on a session of the scope's server, or on another one if the server had ended that session. The signal cancels the statement. */
   #opened<T>(scope: string | undefined, begin: (session: Session, pool: PoolLike) => Promise<T>, connectMs?: number, signal?: AbortSignal): Promise<T> {
-    return this.#servers.at(scope, async (pool) => {
-      for (let tries = 1; ; tries++) {
-        const session = await Session.open(pool, true, connectMs)
-        const cancel = (): void => session.cancel()
-        signal?.addEventListener('abort', cancel, { once: true })
-        try {
-          if (signal?.aborted) throw signal.reason
-          return await begin(session, pool)
-        } catch (error) {
-          const isDead = session.lost && !signal?.aborted && !(error instanceof IdempotencyError)
-          await session.release()
-          if (isDead && tries < MAX_CONNECTION_TRIES) continue
-          if (isDead) unreachable.add(error as Error)
-          throw error
-        } finally {
-          signal?.removeEventListener('abort', cancel)
-        }
+    return this.#servers.at(scope, (pool) => retryIfDead(async () => {
+      const session = await Session.open(pool, true, connectMs)
+      const cancel = (): void => session.cancel()
+      signal?.addEventListener('abort', cancel, { once: true })
+      try {
+        if (signal?.aborted) throw signal.reason
+        return await begin(session, pool)
+      } catch (error) {
+        await session.release()
+        throw error
+      } finally {
+        signal?.removeEventListener('abort', cancel)
       }
-    })
+    }, (error) => !signal?.aborted && isDead(error)))
   }
 
   async job(options: JobOptions, fn: (job: Job<Tx>) => Promise<Response | void> | Response | void): Promise<Result> {
@@ -564,7 +559,7 @@ export class Idempotency<Tx = PoolClient> {
       const { session, claim } = await this.#claimed(options, 'job')
       await session.release()
       if (options.signal?.aborted && claim.outcome === 'new') {
-        await this.release(options.scope, options.key, { claimToken: claim.claimToken })
+        await this.fail(options.scope, options.key, { claimToken: claim.claimToken })
       }
       return claim
     }), options.signal)
@@ -594,7 +589,7 @@ export class Idempotency<Tx = PoolClient> {
         return newResult(response, storedResponse(response, claim, options).whole)
       } catch (error) {
         // If the record was completed with our token, our transaction committed. An attempt that took over has another token.
-        if (!isRepeated || !isLoss(error) || await this.complete(scope, key, 200, { claimToken }).catch(() => true)) throw error
+        if (own.session || !isRepeated || !isLoss(error) || await this.complete(scope, key, 200, { claimToken }).catch(() => true)) throw error
         return { ...storedResult('new', (await this.lookup(scope, key))!), replayed: false }
       } finally {
         await own.session?.release()
@@ -692,7 +687,7 @@ async function runJob<Tx>(core: Idempotency<Tx>, options: JobOptions, claim: Hel
       if (seen.has(name)) throw new TypeError(`the step ${name} has already run in this attempt; each step needs its own name`)
       if (name in values && !running && !controller.signal.aborted) {
         seen.add(name)
-        return values[name] as never
+        return JSON.parse(JSON.stringify(values[name])) as never
       }
       enter(name)
       try {
@@ -700,12 +695,12 @@ async function runJob<Tx>(core: Idempotency<Tx>, options: JobOptions, claim: Hel
         const copy = JSON.parse(jsonOf(value, `the step ${name} returned`)) as Json
         const sent = performance.now()
         await whileHeld(() => withRetries(() => retryIfDead(() => core.checkpoint(scope, key, printable(name, claim.encoding),
-          { recoveryState: { ...values, [name]: copy }, claimToken, ...lease }), (error) => isConnectionLost(error) || error instanceof TimedOut)))
+          { recoveryState: { ...values, [name]: copy }, claimToken, ...lease }), (error) => isDead(error) || isUnreachable(error) || error instanceof TimedOut)))
         renewed = sent
         values[name] = copy
         seen.add(name)
         if (controller.signal.aborted) throw controller.signal.reason
-        return copy as never
+        return JSON.parse(JSON.stringify(copy)) as never
       } catch (error) {
         if (isLoss(error)) lose(error)
         throw error

@@ -1,7 +1,7 @@
 /** Requests and jobs in Drizzle: new Idempotency(drizzlePool(db)). The handler gets the argument that db.transaction() passes to its callback. */
 import { sql } from 'drizzle-orm'
 import type { NodePgDatabase, NodePgTransaction } from 'drizzle-orm/node-postgres'
-import type { Pool } from 'pg'
+import type { Pool, PoolClient } from 'pg'
 import { openedBy, poolOver } from './adapter.js'
 import { TransactionEnded } from './errors.js'
 import type { Row } from './functions.js'
@@ -16,11 +16,21 @@ export function drizzlePool<Db extends NodePgDatabase<any>>(db: Db): PoolLike<Tr
   if (typeof pool?.connect !== 'function' || typeof pool.totalCount !== 'number') {
     throw new TypeError('drizzlePool() needs a database of drizzle-orm/node-postgres over a pg.Pool: a single client and other drivers are not supported')
   }
+  if (!pool.listeners('acquire').includes(listen)) pool.on('acquire', listen)
   type Tx = TransactionOf<Db>
   return poolOver<Tx>({
     max: pool.options.max,
     async begin() {
-      const open = await openedBy<Tx>((run) => db.transaction((tx) => run(tx as unknown as Tx)))
+      let taken: PoolClient | undefined
+      const connect = async (): Promise<PoolClient> => taken = await pool.connect()
+      // The transactions of withReplicas() are those of its primary.
+      const primary = (db as { $primary?: any }).$primary ?? db
+      const own = withOwn(primary, 'session', withOwn(primary.session, 'client', withOwn(pool, 'connect', connect)))
+      const open = await openedBy<Tx>((run) => own.transaction((tx: Tx) => run(tx))).catch((error: unknown) => {
+        // Drizzle keeps a client whose BEGIN has failed.
+        taken?.release(true)
+        throw error
+      })
       const { session } = open.tx as unknown as { session?: { client?: any } }
       const client = session?.client
       if (client) session.client = untilRelease(client)
@@ -31,6 +41,15 @@ export function drizzlePool<Db extends NodePgDatabase<any>>(db: Db): PoolLike<Tr
     },
   })
 }
+
+/** Drizzle does not listen to the client of a transaction, and an 'error' without a listener ends the process. Its statements fail, too. */
+function listen(client: PoolClient): void {
+  if (!client.listeners('error').includes(ignore)) client.on('error', ignore)
+}
+const ignore = (): void => undefined
+
+/** An object with another value of one property. */
+const withOwn = <T extends object>(object: T, name: string, value: unknown): T => Object.create(object, { [name]: { value } }) as T
 
 /** Turns $1 into a parameter of Drizzle. */
 function statement(text: string, values: Parameter[]): ReturnType<typeof sql> {

@@ -79,7 +79,7 @@ export function observed<T extends { outcome: OutcomeEvent['outcome'] }>(kind: '
     const event: OutcomeEvent = { kind, scope: options.scope, outcome, ms: performance.now() - began, attempt, waited }
     outcomes.publish(event)
     try {
-      onOutcome?.(event)
+      Promise.resolve(onOutcome?.(event)).catch(() => undefined)
     } catch {
       // The hook is not a part of the request.
     }

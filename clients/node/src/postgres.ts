@@ -191,21 +191,33 @@ class Batch {
 }
 
 /** Whether the connection was lost, so that the result of the statement is unknown. */
-export function isConnectionLost(error: unknown): boolean {
+function isConnectionLost(error: unknown): boolean {
   const state = sqlstateOf(error)
   return state === undefined ? !(error instanceof IdempotencyError) : /^(08|57P0)/.test(state)
 }
 
-/** The maximum number of connections that are tried after dead ones. */
-export const MAX_CONNECTION_TRIES = 3
+/** Whether the error is one of the program and not of a connection, such as a version of an ORM that lacks a method. */
+const isMistake = (error: unknown): boolean => /^(Type|Range|Reference)Error$/.test((error as Error | null)?.name ?? '')
 
-/** Repeats a call that can be sent twice if the connection was dead. */
-export async function retryIfDead<T>(send: () => Promise<T>, isDead = isConnectionLost): Promise<T> {
+/** Errors of a pool that gave no connection, or only dead ones. */
+const unreachable = new WeakSet()
+export const isUnreachable = (error: unknown): boolean => unreachable.has(error as object)
+function asUnreachable(error: unknown): unknown {
+  if (typeof error === 'object' && error !== null && !isMistake(error)) unreachable.add(error)
+  return error
+}
+
+/** Whether the connection was dead, so that another one can be tried. */
+export const isDead = (error: unknown): boolean => isConnectionLost(error) && !isMistake(error) && !isUnreachable(error)
+
+/** Repeats a call that can be sent twice if the connection was dead, on up to three connections. */
+export async function retryIfDead<T>(send: () => Promise<T>, repeats = isDead): Promise<T> {
   for (let tries = 1; ; tries++) {
     try {
       return await send()
     } catch (error) {
-      if (tries === MAX_CONNECTION_TRIES || !isDead(error)) throw error
+      if (!repeats(error)) throw error
+      if (tries === 3) throw asUnreachable(error)
     }
   }
 }
@@ -213,10 +225,10 @@ export async function retryIfDead<T>(send: () => Promise<T>, isDead = isConnecti
 /** The time limit for a statement that waits for no other transaction. Behind a proxy that stopped responding, it would never end. */
 export const ANSWER_MS = 30_000
 
-/** A promise that also rejects after a time. Calls send() at once with the functions that settle it. */
-function within<T>(ms: number, send: (resolve: (value: T) => void, reject: (error: unknown) => void) => void): Promise<T> {
+/** A promise that also rejects after a time: what tells why. Calls send() at once with the functions that settle it. */
+function within<T>(ms: number, what: string, send: (resolve: (value: T) => void, reject: (error: unknown) => void) => void): Promise<T> {
   return new Promise((resolve, reject) => {
-    const timer = ms > LONGEST_TIMER ? undefined : setTimeout(() => reject(new TimedOut(`the server did not answer within ${ms} ms`)), ms)
+    const timer = ms > LONGEST_TIMER ? undefined : setTimeout(() => reject(new TimedOut(`${what} within ${ms} ms`)), ms)
     const settled = <V>(settle: (value: V) => void) => (value: V): void => {
       clearTimeout(timer)
       settle(value)
@@ -227,10 +239,6 @@ function within<T>(ms: number, send: (resolve: (value: T) => void, reject: (erro
 
 /** Whether the server did not answer, which pg's query_timeout also reports. */
 const isSilence = (error: unknown): boolean => error instanceof TimedOut || (error as Error | null)?.message === 'Query read timeout'
-
-/** Errors of a pool that gave no connection, or only dead ones. */
-export const unreachable = new WeakSet()
-export const isUnreachable = (error: unknown): boolean => unreachable.has(error as object)
 
 /** Turns errors into our classes, and explains the errors of a wrong option schema. */
 function translated(error: unknown): unknown {
@@ -287,11 +295,10 @@ export class Session {
       else (pool as unknown as CallingPool).connect((error, client) => { if (error) reject(error); else take(client!) })
     })
     try {
-      return await within<Session>(limitMs, (resolve, reject) => { connecting.then(resolve, reject) })
+      return await within<Session>(limitMs, 'the pool gave no connection', (resolve, reject) => { connecting.then(resolve, reject) })
     } catch (error) {
       if (error instanceof TimedOut) connecting.then((late) => late.release(), () => undefined)
-      if (typeof error === 'object' && error !== null) unreachable.add(error)
-      throw error
+      throw asUnreachable(error)
     }
   }
 
@@ -337,7 +344,7 @@ export class Session {
 
   async #send(commands: Command[], limitMs: number): Promise<Answer[]> {
     try {
-      return await within<Answer[]>(limitMs, (resolve, reject) => this.#exchange(commands, resolve, reject))
+      return await within<Answer[]>(limitMs, 'the server did not answer', (resolve, reject) => this.#exchange(commands, resolve, reject))
     } catch (error) {
       if (isSilence(error) || isConnectionLost(error)) this.lost = true
       if (isSilence(error) && !(error instanceof TimedOut)) throw new TimedOut('the server did not answer in time', { cause: error })

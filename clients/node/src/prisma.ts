@@ -5,7 +5,7 @@
  */
 import { openedBy, poolOver } from './adapter.js'
 import type { Row } from './functions.js'
-import type { PoolLike } from './postgres.js'
+import { ANSWER_MS, type PoolLike } from './postgres.js'
 import { LONGEST_TIMER } from './values.js'
 
 /** The members of a generated PrismaClient that we use. */
@@ -21,8 +21,8 @@ export function prismaPool<Prisma extends PrismaLike>(prisma: Prisma, max?: numb
   if (provider !== 'postgresql') throw new TypeError(`prismaPool() needs a PrismaClient with the provider postgresql, but this one has ${provider}`)
   return poolOver<TransactionOf<Prisma>>({
     max,
-    // Our own timeout ends the transaction.
-    begin: () => openedBy((run) => prisma.$transaction(run, { timeout: LONGEST_TIMER })),
+    // By default, these are 2 and 5 seconds. Our own timeout ends the transaction.
+    begin: () => openedBy((run) => prisma.$transaction(run, { maxWait: ANSWER_MS, timeout: LONGEST_TIMER })),
     query: async (text, values, tx) => await ((tx ?? prisma) as Prisma).$queryRawUnsafe(text, ...values) as Row[],
   })
 }

@@ -21,8 +21,8 @@ export function sequelizePool(sequelize: Sequelize): PoolLike<Transaction> {
       }
     },
     async query(text, values, tx) {
-      // null prevents Sequelize from using the transaction of CLS.
-      return await sequelize.query(text, { bind: values, transaction: tx ?? null, type: 'SELECT' as QueryTypes.SELECT, raw: true }) as Row[]
+      // null prevents Sequelize from using the transaction of CLS. useMaster, which its types do not have, prevents it from using a replica.
+      return await sequelize.query(text, { bind: values, transaction: tx ?? null, type: 'SELECT' as QueryTypes.SELECT, raw: true, ...{ useMaster: true } }) as Row[]
     },
   })
 }

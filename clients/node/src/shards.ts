@@ -6,7 +6,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { IdempotencyError, ScopeMoving, sqlstateOf } from './errors.js'
 import { quoteIdentifier, statementOf, statements, type Statement, type Statements } from './functions.js'
-import { isConnectionLost, isUnreachable, performOnPool, retryIfDead, type PoolLike } from './postgres.js'
+import { isUnreachable, performOnPool, retryIfDead, type PoolLike } from './postgres.js'
 import { describe } from './values.js'
 
 /** A shard as the router describes it, with the option names of pg.Pool. Add the user and certificates. */
@@ -137,7 +137,7 @@ export class ManyServers implements Servers {
     }
     for (;;) {
       try {
-        return await retryIfDead(() => performOnPool(this.#router, question), (error) => isConnectionLost(error) && !isUnreachable(error))
+        return await retryIfDead(() => performOnPool(this.#router, question))
       } catch (error) {
         if (sqlstateOf(error) !== MOVING) throw error
         if (performance.now() > until) {

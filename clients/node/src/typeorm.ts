@@ -7,7 +7,7 @@ export function typeormPool(dataSource: DataSource): PoolLike<EntityManager> {
   const { options } = dataSource
   if (options.type !== 'postgres') throw new TypeError(`typeormPool() needs a DataSource of the type 'postgres', but this one has ${options.type}`)
   return poolOver<EntityManager>({
-    max: options.poolSize ?? 10,
+    max: (options.extra as { max?: number } | undefined)?.max ?? options.poolSize ?? 10,
     async begin() {
       const runner = dataSource.createQueryRunner()
       const end = (how: Promise<void>): Promise<void> => how.finally(() => runner.release())

@@ -808,6 +808,23 @@ test('a key is found where a server has only the plain headers', async () => {
   }
 })
 
+test('Fastify: a property of the response that only has a getter', async () => {
+  const shop = await fastifyShop((app) => {
+    // As @fastify/express does.
+    app.addHook('onRequest', async (_request: unknown, reply: any) => { Object.defineProperty(reply.raw, 'headersSent', { get: () => false, configurable: true }) })
+    app.post('/getter', { config: { idempotency: true } }, async (_request: unknown, reply: any) => reply.code(201).send({ made: true }))
+  })
+  try {
+    const one = key()
+    for (const replayed of [null, 'true']) {
+      const answer = await fetch(`http://127.0.0.1:${shop.port}/getter`, { method: 'POST', headers: { 'Idempotency-Key': one } })
+      assert.deepEqual([answer.status, answer.headers.get('Idempotent-Replayed'), await answer.text()], [201, replayed, '{"made":true}'])
+    }
+  } finally {
+    await shop.close()
+  }
+})
+
 test("Fastify: a request without a body keeps Fastify's own time limit", async () => {
   const shop = await fastifyShop((app) => {
     app.route({ method: ['GET', 'POST'], url: '/slow', config: { idempotency: true }, handlerTimeout: 200, handler: async (request: any) => {

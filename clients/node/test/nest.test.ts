@@ -5,13 +5,13 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import 'reflect-metadata'
 import {
   Body, ClassSerializerInterceptor, Controller, ForbiddenException, Header, HttpException, Module, NotFoundException, Param, Post, Redirect, RequestTimeoutException,
-  Res, Sse, StreamableFile, UploadedFile, UseInterceptors, type ArgumentsHost, type CallHandler, type ExecutionContext,
-  type INestApplication,
+  Res, Scope, Sse, StreamableFile, UploadedFile, UseInterceptors, type ArgumentsHost, type CallHandler, type ExecutionContext,
+  type INestApplication, type Type,
 } from '@nestjs/common'
-import { APP_INTERCEPTOR, NestFactory, Reflector, type AbstractHttpAdapter } from '@nestjs/core'
-import { FileInterceptor } from '@nestjs/platform-express'
+import { APP_INTERCEPTOR, ContextIdFactory, createContextId, NestFactory, Reflector, type AbstractHttpAdapter } from '@nestjs/core'
+import { ExpressAdapter, FileInterceptor } from '@nestjs/platform-express'
 import { FastifyAdapter } from '@nestjs/platform-fastify'
-import { catchError, defer, delay, from, lastValueFrom, map, mergeMap, of, retry, timeout, timer } from 'rxjs'
+import { catchError, defer, delay, from, lastValueFrom, map, mergeMap, of, retry, startWith, timeout, timer } from 'rxjs'
 import type pg from 'pg'
 import { newKey, type Idempotency, type Job as JobType } from 'pg-idempotency'
 import { IdempotencyModule, Idempotent, Job, Tx } from 'pg-idempotency/nest'
@@ -574,21 +574,33 @@ test('the field of a form has the key if the header is missing', async () => {
   await withShop(new FastifyAdapter(), () => undefined, form)
 })
 
+/** Starts an application with these controllers, which fails if one of them has lost its guard, and sends a POST to each path. */
+async function statuses(controllers: Type[], ...paths: string[]): Promise<number[]> {
+  @Module({ controllers, imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'u' })] })
+  class Shop {}
+  const made: number[] = []
+  for (const adapter of [new ExpressAdapter(), new FastifyAdapter()]) {
+    const shop = await NestFactory.create(Shop, adapter as AbstractHttpAdapter, { logger: false, abortOnError: false })
+    try {
+      await shop.listen(0, '127.0.0.1')
+      for (const path of paths) made.push((await fetch(`${await shop.getUrl()}/${path}`, { method: 'POST', headers: { 'Idempotency-Key': newKey() } })).status)
+    } finally {
+      await shop.close()
+    }
+  }
+  return made
+}
+
 test('a method that another decorator has replaced is refused when the application starts', async () => {
   const replaces: MethodDecorator = (_target, _name, descriptor: any) => ({ ...descriptor, value(...given: unknown[]) { return descriptor.value.apply(this, given) as unknown } })
+  @Controller('wrapped')
   class Wrapped {
+    @Post()
+    @replaces
     @Idempotent()
     async create() {}
   }
-  const { create } = Wrapped.prototype
-  const made = Object.getOwnPropertyDescriptor(Wrapped.prototype, 'create')!
-  Object.defineProperty(Wrapped.prototype, 'create', replaces(Wrapped.prototype, 'create', made) as PropertyDescriptor)
-  @Module({ imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'u' })] })
-  class Shop {}
-  const start = () => NestFactory.create(Shop, { logger: false, abortOnError: false })
-  await assert.rejects(start, /^TypeError: Wrapped\.create\(\) is not guarded: put @Idempotent\(\) above/)
-  Object.defineProperty(Wrapped.prototype, 'create', { ...made, value: create })
-  await (await start()).close()
+  await assert.rejects(statuses([Wrapped]), /^TypeError: Wrapped\.create\(\) is not guarded: put @Idempotent\(\) above/)
 })
 
 test('a method of a subclass that replaces a guarded one without a guard is refused', async () => {
@@ -602,40 +614,36 @@ test('a method of a subclass that replaces a guarded one without a guard is refu
   class Unguarded extends Base {
     @Post()
     override async create() { runs.push('unguarded') }
-    @Post('other')
-    async other() { runs.push('other') }
   }
   @Controller('guarded')
   class Guarded extends Base {
     @Post()
     @Idempotent()
     override async create() { runs.push('guarded') }
+    @Post('other')
+    async other() { runs.push('other') }
   }
   @Controller('inherits')
   class Inherits extends Base {}
-  @Module({ controllers: [Unguarded, Guarded, Inherits], imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'u' })] })
-  class Shop {}
-  for (const adapter of [undefined, new FastifyAdapter()]) {
-    const shop = await (adapter ? NestFactory.create(Shop, adapter, { logger: false }) : NestFactory.create(Shop, { logger: false }))
-    await shop.listen(0, '127.0.0.1')
-    const at = await shop.getUrl()
-    try {
-      const statuses = []
-      for (const path of ['unguarded', 'unguarded/other', 'guarded', 'inherits']) {
-        statuses.push((await fetch(`${at}/${path}`, { method: 'POST', headers: { 'Idempotency-Key': newKey() } })).status)
-      }
-      assert.deepEqual([statuses, runs.splice(0)], [[500, 201, 201, 201], ['other', 'guarded', 'base']])
-    } finally {
-      await shop.close()
-    }
+  @Controller('no-route')
+  class NoRoute extends Base {
+    override async create() { runs.push('no route') }
   }
+  await assert.rejects(statuses([Guarded, Unguarded]), /^TypeError: Unguarded\.create\(\) is not guarded/)
+  assert.deepEqual(await statuses([Guarded, Inherits, NoRoute], 'guarded', 'guarded/other', 'inherits', 'no-route'), [201, 201, 201, 404, 201, 201, 201, 404])
+  assert.deepEqual(runs, ['guarded', 'other', 'base', 'guarded', 'other', 'base'])
 })
 
-test('a guarded method that the instance replaces is refused, and its other methods are not', async () => {
+test('a guarded method that the instance replaces is refused, and its other methods are not', async (context) => {
   const runs: string[] = []
+  // For durable controllers, of which there is one for all requests here.
+  const tree = createContextId()
+  ContextIdFactory.apply({ attach: (id) => ({ resolve: ({ isTreeDurable }) => (isTreeDurable ? tree : id), payload: {} }) })
+  context.after(() => ContextIdFactory.apply(undefined as never))
   class Both {
     constructor() {
-      this.list = this.list.bind(this)
+      const { list } = this
+      this.list = async function foreign() { return list() }
     }
 
     @Post()
@@ -643,44 +651,69 @@ test('a guarded method that the instance replaces is refused, and its other meth
     async create() { runs.push('create') }
     @Post('list')
     async list() { runs.push('list') }
+    async noRoute() { runs.push('no route') }
   }
-  @Controller('bound')
-  class Bound extends Both {
-    constructor() {
-      super()
-      this.create = this.create.bind(this)
+  const replacements: ((one: Both) => Both['create'])[] = [(one) => one.create.bind(one), ({ create }) => () => create(), (one) => one.noRoute, (one) => one.list, (one) => one.list.bind(one)]
+  for (const replacement of replacements) {
+    @Controller('replaced')
+    class Replaced extends Both {
+      constructor() {
+        super()
+        this.create = replacement(this)
+      }
     }
+    await assert.rejects(statuses([Replaced]), /^TypeError: Replaced\.create\(\) is not guarded/)
+    @Controller({ path: 'scoped', scope: Scope.REQUEST })
+    class Scoped extends Replaced {}
+    @Controller({ path: 'durable', scope: Scope.REQUEST, durable: true })
+    class Durable extends Replaced {}
+    assert.deepEqual(await statuses([Scoped, Durable], 'scoped', 'durable'), Array(4).fill(500))
   }
-  @Controller('wrapped')
-  class Wrapped extends Both {
-    constructor() {
-      super()
-      const { create } = this
-      this.create = (...given) => create.apply(this, given)
-    }
+  @Controller('both')
+  class Kept extends Both {}
+  @Controller({ path: 'scoped', scope: Scope.REQUEST })
+  class ScopedKept extends Both {}
+  assert.deepEqual(runs.splice(0), [])
+  assert.deepEqual(await statuses([Kept, ScopedKept], 'both', 'both/list', 'scoped', 'scoped/list'), Array(8).fill(201))
+  assert.deepEqual(runs, Array(4).fill(['create', 'list']).flat())
+})
+
+test('an interceptor that answers without waiting for the handler sends no success', async () => {
+  const runs: string[] = []
+  const early = (_: unknown, next: CallHandler) => {
+    next.handle().subscribe({ error: () => undefined })
+    return of({ early: true })
   }
-  @Controller('swapped')
-  class Swapped extends Both {
-    constructor() {
-      super()
-      this.create = this.createNew.bind(this)
-    }
-    async createNew() { runs.push('create') }
+  const EARLY = { intercept: early }
+  const LATER = { intercept: async (_: unknown, next: CallHandler) => { const answer = early(_, next); await sleep(100); return answer } }
+  const ABSENT = { intercept: () => of({ absent: true }) }
+  const FIRST = { intercept: (_: unknown, next: CallHandler) => next.handle().pipe(startWith('not the last value')) }
+  const slow = async (what: string): Promise<object> => { runs.push(what); await sleep(500); return { what } }
+  @Controller('early')
+  class Early {
+    @Post('at-once')
+    @Idempotent()
+    @UseInterceptors(EARLY)
+    atOnce() { return slow('at once') }
+    @Post('deep')
+    @Idempotent()
+    @UseInterceptors(EARLY, LOGS, LOGS, LOGS)
+    deep() { return slow('deep') }
+    @Post('later')
+    @Idempotent()
+    @UseInterceptors(LATER, LOGS)
+    later() { return slow('later') }
+    @Post('absent')
+    @Idempotent()
+    @UseInterceptors(ABSENT)
+    absent() { return slow('absent') }
+    @Post('first')
+    @Idempotent()
+    @UseInterceptors(FIRST)
+    first() { return slow('first') }
   }
-  @Module({ controllers: [Bound, Wrapped, Swapped], imports: [IdempotencyModule.forRoot({ client: idem, scope: () => 'u' })] })
-  class Shop {}
-  const shop = await NestFactory.create(Shop, { logger: false })
-  await shop.listen(0, '127.0.0.1')
-  try {
-    const at = await shop.getUrl()
-    for (const path of ['bound', 'wrapped', 'swapped']) {
-      const statuses = []
-      for (const one of [path, `${path}/list`]) statuses.push((await fetch(`${at}/${one}`, { method: 'POST', headers: { 'Idempotency-Key': newKey() } })).status)
-      assert.deepEqual([statuses, runs.splice(0)], [[500, 201], ['list']], path)
-    }
-  } finally {
-    await shop.close()
-  }
+  assert.deepEqual(await statuses([Early], 'early/at-once', 'early/deep', 'early/later', 'early/absent', 'early/first'), [500, 500, 500, 201, 201, 500, 500, 500, 201, 201])
+  assert.deepEqual(runs.filter((what) => what !== 'later'), ['first', 'first'])
 })
 
 test('if an outer interceptor gives up while the guard waits for the key, the handler does not run', async () => {

@@ -564,6 +564,22 @@ test('jobs: an error in the last step fails the claim, and undoes what it wrote'
   assert.equal(await world.effects(one), 0)
 })
 
+test("jobs: a change of a step's value changes nothing that is stored", async () => {
+  const one = key()
+  const seen: unknown[] = []
+  const job = (end: () => Promise<Response>) => idem.job(options(one), async (running) => {
+    for (let read = 0; read < 2; read++) {
+      const value = await running.step(`list ${read}`, () => ({ list: ['a'] }))
+      seen.push([...value.list])
+      value.list.push('changed')
+    }
+    return end()
+  })
+  await assert.rejects(job(() => Promise.reject(new Error('failed'))), /failed/)
+  await job(async () => ({ status: 200 }))
+  assert.deepEqual(seen, Array(4).fill(['a']))
+})
+
 test('jobs: the answer to the last COMMIT is lost', async () => {
   const { idem: through, proxy } = await world.proxied()
   const one = key()
@@ -608,11 +624,49 @@ test('jobs: after a lost COMMIT the response of another attempt is not taken for
   }
 })
 
+test('jobs: after a lost COMMIT, an error of the handler for another key is not about the claim', async () => {
+  const { idem: through, proxy } = await world.proxied()
+  for (const back of ['', 'ROLLBACK TO mine']) {
+    const one = key()
+    let runs = 0
+    await assert.rejects(through.job(options(one), async (job) => {
+      await job.finish(async (tx) => {
+        await effect(tx, one)
+        await tx.query('SAVEPOINT mine')
+        if (++runs === 1) proxy.cutBefore = 'COMMIT'
+        else await through.on(tx).complete('scope', key(), 200).catch(async (error: unknown) => { if (back) await tx.query(back); throw error })
+        return { status: 201 }
+      })
+    }), ClaimNotFound)
+    assert.deepEqual([runs, await world.effects(one), (await idem.lookup('scope', one))!.state], [2, 0, 'started'])
+  }
+})
+
 test('all connections have come back', async () => {
   for (const pool of world.pools as pg.Pool[]) {
     for (let tries = 0; pool.idleCount < pool.totalCount && tries < 100; tries++) await sleep(20)
     assert.equal(pool.idleCount, pool.totalCount)
   }
+})
+
+test('a job whose signal aborts while it claims again keeps the steps of its first attempt', async () => {
+  const one = { scope: 'signals', key: key() }
+  let charges = 0
+  const job = (end: () => Promise<Response>, more = {}) => idem.job({ ...one, ...more }, async (running) => {
+    await running.step('charge', () => ++charges)
+    return end()
+  })
+  await assert.rejects(job(() => Promise.reject(new Error('failed'))), /failed/)
+  const controller = new AbortController()
+  const second = job(() => assert.fail('it ran'), { signal: controller.signal })
+  setImmediate(() => controller.abort(new Error('gone')))
+  await assert.rejects(second, /gone/)
+  let result
+  for (let tries = 0; !result && tries < 100; tries++) {
+    result = await job(async () => ({ status: 200 })).catch((error: unknown) => { if (!(error instanceof InProgress)) throw error })
+    if (!result) await sleep(50)
+  }
+  assert.deepEqual([result?.status, charges], [200, 1])
 })
 
 test('an aborted signal ends no process, and no handler that runs', async () => {

@@ -6,14 +6,18 @@ import { createRequire } from 'node:module'
 import { createServer, type AddressInfo } from 'node:net'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { drizzle } from 'drizzle-orm/node-postgres'
+import { withReplicas } from 'drizzle-orm/pg-core'
 import pg from 'pg'
 import {
   asIdempotencyError, ClaimLost, Idempotency, IdempotencyError, InProgress, KeyInvalid, KeyReused, newKey, RateLimited, sqlstateOf, stepKey, TimedOut,
   TransactionEnded, type Client, type PoolLike,
 } from 'pg-idempotency'
+import { drizzlePool } from 'pg-idempotency/drizzle'
 import { allowedHeaders, parseKey, serve } from 'pg-idempotency/http'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
 import { prismaPool } from 'pg-idempotency/prisma'
+import { sequelizePool } from 'pg-idempotency/sequelize'
 import { typeormPool } from 'pg-idempotency/typeorm'
 
 test('a new key is a UUIDv7, and later ones are greater', () => {
@@ -162,6 +166,15 @@ test('if no connection comes from a pool, the guard answers 503, and waits for a
     }))
     assert.deepEqual([answer.status, count], [503, tries], code)
   }
+  // As an ORM of another version, a wrong port and a wrong password.
+  for (const error of [new TypeError('own.startTransaction is not a function'), new RangeError('port'), Object.assign(new Error('password'), { code: '28P01' })]) {
+    let count = 0
+    const fails = async (): Promise<never> => { count++; throw error }
+    for (const client of [fakeOrm(fails), new Idempotency({ connect: fails })]) {
+      for (const kind of ['request', 'job'] as const) await assert.rejects(serveOn(client, kind), error)
+    }
+    assert.equal(count, 4)
+  }
   // As PgBouncer refuses, if its server is down.
   const bouncer = { connect: () => Promise.reject(Object.assign(new Error('server login has been failing'), { code: '08P01' })) }
   assert.equal((await serveOn(new Idempotency(bouncer))).status, 503)
@@ -197,29 +210,27 @@ test('a session that the server ends in the moment in which it becomes ready end
     socket.on('error', () => undefined).once('data', () => socket.end(packet))
   })
   await new Promise<void>((done) => { server.listen(0, '127.0.0.1', done) })
-  const pool = new pg.Pool({ host: '127.0.0.1', port: (server.address() as AddressInfo).port, user: 'u', database: 'd' })
-  pool.on('error', () => undefined)
   const { error: log } = console
   console.error = () => undefined
   try {
-    const client = new Idempotency(pool)
-    const options = { scope: 's', key: newKey() }
-    for (const [call, tries] of [
-      [() => client.request(options, () => ({ status: 200 })), 3], [() => client.job(options, () => undefined), 3], [() => client.once('s', 'k'), 1],
-    ] as const) {
-      connections = 0
-      await assert.rejects(call, (error) => !(error instanceof IdempotencyError))
-      assert.equal(connections, tries)
+    for (const poolOf of [(one: pg.Pool) => one, (one: pg.Pool) => drizzlePool(drizzle(one)), (one: pg.Pool) => drizzlePool(withReplicas(drizzle(one), [drizzle(one)]))]) {
+      const pool = new pg.Pool({ host: '127.0.0.1', port: (server.address() as AddressInfo).port, user: 'u', database: 'd' })
+      pool.on('error', () => undefined)
+      const client: Client<any> = new Idempotency<any>(poolOf(pool))
+      const options = { scope: 's', key: newKey() }
+      for (const [call, tries] of [
+        [() => client.request(options, () => ({ status: 200 })), 3], [() => client.job(options, () => undefined), 3], [() => client.once('s', 'k'), 1],
+      ] as const) {
+        connections = 0
+        await assert.rejects(call, (error) => !(error instanceof IdempotencyError))
+        assert.equal(connections, tries)
+      }
+      for (const kind of ['request', 'job'] as const) assert.equal((await serveOn(client, kind)).status, 503)
+      assert.equal(pool.totalCount, 0)
+      await pool.end()
     }
-    const request = { method: 'POST', path: '/', key: newKey(), body: Buffer.alloc(0), scope: () => 'u' }
-    for (const kind of ['request', 'job'] as const) {
-      const answer = await serve(client, request, request, kind, async () => ({ status: 200 }))
-      assert.equal(answer.status, 503)
-    }
-    assert.equal(pool.totalCount, 0)
   } finally {
     console.error = log
-    await pool.end()
     server.close()
   }
 })
@@ -290,14 +301,25 @@ test('a subclass of pg.Pool with its own connect() or begin() loses no connectio
   }
 })
 
+test('Sequelize sends calls outside of a transaction to the primary', async () => {
+  const query = async (_: string, options: { useMaster?: boolean }): Promise<object[]> => [{ value: String(options.useMaster) }]
+  assert.equal(await new Idempotency(sequelizePool({ getDialect: () => 'postgres', query } as never) as PoolLike).once('s', 'token'), true)
+})
+
+test("TypeORM's pool has the size of its driver", () => {
+  for (const [extra, max] of [[undefined, 7], [{ max: 4 }, 4]] as const) {
+    assert.equal((typeormPool({ options: { type: 'postgres', poolSize: 7, extra } } as never) as PoolLike).options!.max, max)
+  }
+})
+
 test('a claim without a body leaves out no members', () => {
   const { text } = new Idempotency(new pg.Pool()).statements.claim('s', 'k', { method: 'POST', path: '/', without: [['a']] })
   assert.doesNotMatch(text, /jsonb_delete_path/)
 })
 
-test("with an ORM that hides its client, only a job's new claim commits, needs no second connection, and is released if COMMIT fails", async () => {
+test("with an ORM that hides its client, only a job's new claim commits, needs no second connection, and fails if COMMIT does", async () => {
   for (const [outcome, failure, expected] of [
-    ['new', undefined, ['idem_claim', 'COMMIT']], ['new', new Error('no connection'), ['idem_claim', 'no COMMIT', 'alone idem_release']],
+    ['new', undefined, ['idem_claim', 'COMMIT']], ['new', new Error('no connection'), ['idem_claim', 'no COMMIT', 'alone idem_fail']],
     ['in_progress', undefined, ['idem_claim', 'ROLLBACK']],
   ] as const) {
     const log: string[] = []
@@ -307,7 +329,8 @@ test("with an ORM that hides its client, only a job's new claim commits, needs n
     }
     const client = new Idempotency(prismaPool({
       _activeProvider: 'postgresql', $queryRawUnsafe: query('alone '),
-      async $transaction(run: (tx: object) => Promise<void>) {
+      async $transaction(run: (tx: object) => Promise<void>, { maxWait }: { maxWait?: number } = {}) {
+        assert.equal(maxWait, 30_000)
         try {
           await run({ $queryRawUnsafe: query('') })
         } catch (error) {

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+import tracemalloc
 
 import pytest
 from asgi import ask
@@ -19,6 +20,7 @@ from pg_idempotency import fastapi as for_fastapi
 from pg_idempotency import flask as for_flask
 from pg_idempotency import starlette as for_starlette
 from pg_idempotency.comparison import form_keys
+from pg_idempotency.http import Exchange, Guard
 from pg_idempotency.memory import AsyncMemoryIdempotency, MemoryIdempotency
 
 JSON = "application/json"
@@ -204,6 +206,19 @@ def test_a_large_multipart_form_is_compared_without_its_boundary(asked):
 MULTIPART = "multipart/form-data; boundary=B"
 
 
+def test_a_large_form_is_in_memory_once():
+    exchange = Exchange(MemoryIdempotency(), "POST", "/", [], None, MULTIPART)
+    exchange.limit_body(50 << 20)
+    file = b"x" * (10 << 20)
+    exchange.read(b'--B\r\nContent-Disposition: form-data; name="_idempotency_key"\r\n\r\nkey\r\n'
+                  b'--B\r\nContent-Disposition: form-data; name="f"; filename="f"\r\n\r\n' + file + b"\r\n--B--\r\n")
+    tracemalloc.start()
+    assert exchange.form_key("_idempotency_key") == "key" and exchange.request_hash(Guard(scope=lambda request: "u"), None)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 20
+
+
 def part(disposition, value, *headers):
     return "\r\n".join(["--B", *headers, "", value, ""]).replace("--B", f"--B\r\nContent-Disposition: form-data; {disposition}", 1)
 
@@ -211,7 +226,9 @@ def part(disposition, value, *headers):
 @pytest.mark.parametrize("form", [
     part("name=_idempotency_key", "KEY"), part('name="_idempotency_key"', "KEY", "Content-Type: text/plain; charset=utf-8"),
     part('\tname="_idempotency_key"', "KEY"), part('name="a"', "x" * 3_000_000) + part('name="_idempotency_key"', "KEY"),
-    part('name = "_idempotency_key"', "KEY"),
+    part('name = "_idempotency_key"', "KEY"), part("name*=utf-8''_idempotency_key", "KEY"),
+    part('\r\n name="_idempotency_key"', "KEY"), part('name="_idempotency_key"; filename=""', "KEY"),
+    part('name="_idempotency_key"', "KEY").replace("n: form-data", "n : attachment"),
     "%5fidempotency_%6Bey=KEY", "a=1&_idempotency_key=KEY&a=2", "a=" + "x" * 3_000_000 + "&_idempotency_key=KEY"])
 def test_a_guard_that_is_optional_runs_for_a_form_that_has_a_key(asked, form):
     send = asked(key=None, required=False, max_request_size=10 << 20)

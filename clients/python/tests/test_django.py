@@ -18,7 +18,7 @@ from django.conf import settings  # noqa: E402
 from django.contrib.auth.decorators import login_required  # noqa: E402
 from django.core.exceptions import PermissionDenied  # noqa: E402
 from django.db import connection, connections, models, transaction  # noqa: E402
-from django.db.utils import DatabaseError  # noqa: E402
+from django.db.utils import DatabaseError, OperationalError  # noqa: E402
 from django.http import FileResponse, HttpResponse, JsonResponse, StreamingHttpResponse  # noqa: E402
 from django.test import Client, RequestFactory, TestCase  # noqa: E402
 from django.utils.decorators import method_decorator  # noqa: E402
@@ -295,6 +295,18 @@ def test_rest_framework(serve, Effect, effects):
     for wrong in Order.as_view(), api_view(["POST"])(lambda request: None):
         with pytest.raises(TypeError, match="before the authentication"):
             guard()(wrong)
+    tries = []
+
+    @api_view(["POST"])
+    @guard()
+    def again(request):
+        tries.append(request.data.pop("name"))
+        if len(tries) == 1:
+            with connection.cursor() as cursor:
+                cursor.execute("DO $$ BEGIN RAISE 'again' USING ERRCODE = '40001'; END $$")
+        return response.Response(tries, 201)
+
+    assert serve(again)(new_key(), json.dumps({"name": "ann"})).json() == ["ann", "ann"]
     for view in Order.as_view(), function:
         send, key = serve(view), new_key()
         body = json.dumps({"name": key})
@@ -579,8 +591,25 @@ def test_autocommit_that_is_off_is_refused(core, effects):
     assert effects(key) == 0 and core.request("u", key, lambda tx: Response()).stored
 
 
+def test_a_server_that_cannot_be_reached_is_tried_once(site, monkeypatch):
+    from pg_idempotency.django_orm import Django
+
+    tries, kind = [], type(connections["default"])
+    connect = kind.get_new_connection
+    connections.databases["nowhere"] = {**connections.databases["default"], "HOST": "/nowhere"}
+    monkeypatch.setattr(kind, "get_new_connection", lambda self, found: tries.append(1) or connect(self, found))
+    idem = Idempotency(Django("nowhere"))
+    try:
+        for call in (lambda: idem.request("u", new_key(), lambda tx: Response()), lambda: idem.job("u", new_key(), lambda job: Response())):
+            with pytest.raises(OperationalError):
+                call()
+    finally:
+        del connections["nowhere"], connections.databases["nowhere"]
+    assert len(tries) == 2
+
+
 def test_a_connection_that_is_lost_while_it_is_made_is_replaced(core, monkeypatch):
-    """Also in a thread that serves no requests of Django, which would close it."""
+    """By the next request, also in a thread that serves no requests of Django, which would close it."""
     def lost(self):
         with psycopg.connect("", autocommit=True) as other:
             other.execute("SELECT pg_terminate_backend(%s, 5000)", (self.connection.info.backend_pid,))
@@ -590,6 +619,8 @@ def test_a_connection_that_is_lost_while_it_is_made_is_replaced(core, monkeypatc
     connection.close()
     init = type(connections["default"]).init_connection_state
     monkeypatch.setattr(type(connections["default"]), "init_connection_state", lost)
+    with pytest.raises(OperationalError):
+        core.request("u", new_key(), lambda tx: Response())
     assert core.request("u", new_key(), lambda tx: Response()).stored
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from decimal import Decimal
 
@@ -222,6 +223,16 @@ def test_a_guard_that_cannot_run_is_an_error(asynchronously):
             raise AssertionError
 
         with pytest.raises(RuntimeError, match="bypasses the guard"):
+            install(app, idem)
+        app = FastAPI()
+
+        @app.post("/wrapped")
+        async def wrapped():
+            raise AssertionError
+
+        with pytest.warns(UserWarning):
+            Guard(scope=lambda request: "u")(functools.wraps(wrapped)(lambda: wrapped()))
+        with pytest.raises(RuntimeError, match="wrapped has a guard, but its route bypasses the guard"):
             install(app, idem)
 
         app, router, outer = FastAPI(), APIRouter(), APIRouter()

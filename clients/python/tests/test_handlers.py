@@ -151,6 +151,20 @@ def test_timeout_over_all_tries(single):
     assert raised.type is TimedOut and len(tries) < 5
 
 
+def test_a_timeout_is_not_tried_again(single):
+    """Also if the handler ends with a serialization failure."""
+    tries = []
+
+    def handler(tx):
+        tries.append(1)
+        time.sleep(0.5)
+        raise psycopg.errors.SerializationFailure("again")
+
+    with pytest.raises(TimedOut):
+        Idempotency(single).request("u", new_key(), handler, timeout="100ms")
+    assert tries == [1]
+
+
 @pytest.mark.parametrize("swallows", [False, True])
 @pytest.mark.parametrize("way", ["statement", "python"])
 def test_timeout_asynchronous(asynchronously, effects, way, swallows):

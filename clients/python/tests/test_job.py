@@ -1,6 +1,7 @@
 """job(): the claim commits first, and the last step with the response."""
 
 import asyncio
+import json
 import threading
 import time
 
@@ -422,14 +423,15 @@ def test_json_that_looks_like_none(idem):
             == "[true]"
 
 
-def test_a_pool_that_gives_no_connection_is_asked_once(pool):
+@pytest.mark.parametrize("error", [PoolTimeout("none in time"), psycopg.OperationalError("refused")])
+def test_a_pool_that_gives_no_connection_is_asked_once(pool, error):
     """Each time costs its whole time-out; but a step that has run is worth three."""
     asked, runs, refused = [], [], set()
 
     def connection():
         asked.append(1)
         if len(asked) in refused:
-            raise PoolTimeout("none in time")
+            raise error
         return pool.connection()
 
     def job(job):
@@ -440,12 +442,29 @@ def test_a_pool_that_gives_no_connection_is_asked_once(pool):
 
     idem = Idempotency(connection)
     refused.add(1)
-    with pytest.raises(PoolTimeout):
+    with pytest.raises(type(error)):
         idem.job("u", new_key(), job, lease="1 hour")
     assert (len(asked), runs) == (1, [])
     with pytest.raises(ZeroDivisionError):
         idem.job("u", new_key(), job, lease="1 hour")
     assert (len(asked), runs) == (1 + 1 + 3 + 1, [1])       # the claim, the step, and to say that it has failed
+
+
+def test_a_value_that_the_job_changes_is_stored_as_the_step_returned_it(idem):
+    key, found = new_key(), []
+
+    def job(job):
+        value = job.step("one", lambda step: {"items": [1]})
+        found.append(value["items"].pop())
+        job.step("two", lambda step: None)
+        found.append(job.step("three", lambda step: [3]).pop())
+        job.step("deep", lambda step: json.loads("[" * 600 + "]" * 600))
+        raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            idem.job("u", key, job)
+    assert found == [1, 3] * 2
 
 
 @pytest.mark.parametrize("forgets", ["step", "finish"])

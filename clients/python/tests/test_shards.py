@@ -401,16 +401,16 @@ def test_only_what_cannot_be_reached_is_asked_for_again():
         assert len(servers.server.backend.asked) == asked
 
 
-def test_a_job_claims_again_where_no_connection_was_made(pool):
-    faults = [psycopg.OperationalError("refused")]
+def test_a_router_that_cannot_be_reached_is_tried_once():
+    class Router(Backend):
+        def session(self):
+            self.asked.append(1)
+            raise psycopg.OperationalError("refused")
 
-    def source():
-        if faults:
-            raise faults.pop()
-        return pool.connection()
-
-    idem = Idempotency(source)
-    assert idem.job("connects", new_key(), lambda job: Response(200)).outcome == "new"
+    router = Router(None)
+    with pytest.raises(psycopg.OperationalError, match="refused"):
+        run(Shards(router, None, None, SyncRuntime()).server_of("a", time.monotonic() + 5))
+    assert len(router.asked) == 1
 
 
 @pytest.mark.parametrize("where, error, unavailable", [

@@ -71,6 +71,44 @@ def test_objects_of_a_session_are_written_with_the_response(orm, effects):
     assert effects(key) == 1
 
 
+@pytest.mark.parametrize("fails", ["in a statement", "at COMMIT", "lost"])
+def test_an_object_of_an_earlier_try_is_written_again(database, effects, fails):
+    """A session takes an object that it has flushed for a stored one, unless it hears of the rollback."""
+    key, proxy, tries = new_key(), Proxy(), []
+    with psycopg.connect("", autocommit=True) as connection:
+        connection.execute("CREATE TABLE deferred (name text)")
+        connection.execute("CREATE OR REPLACE FUNCTION again() RETURNS trigger LANGUAGE plpgsql AS "
+                           "$$ BEGIN RAISE 'again' USING ERRCODE = '40001'; END $$")
+        connection.execute("CREATE CONSTRAINT TRIGGER again AFTER INSERT ON deferred DEFERRABLE INITIALLY DEFERRED "
+                           "FOR EACH ROW EXECUTE FUNCTION again()")
+    engine = create_engine(f"postgresql+psycopg2://postgres@127.0.0.1:{proxy.port}/{database}")
+    effect, loaded, old = Effect(name=key), [], new_key()
+    with psycopg.connect("") as connection:
+        connection.execute("INSERT INTO effects VALUES (%s)", (old,))
+
+    def place(session):
+        tries.append(1)
+        loaded.append(session.get(Effect, old))
+        session.add(effect)
+        session.flush()
+        if len(tries) == 1:
+            if fails == "in a statement":
+                session.execute(text("DO $$ BEGIN RAISE 'again' USING ERRCODE = '40001'; END $$"))
+            elif fails == "at COMMIT":
+                session.execute(text("INSERT INTO deferred VALUES ('a')"))
+            else:
+                proxy.cut = "before"
+        return Response(201)
+
+    assert Idempotency(SQLAlchemy(engine, sessionmaker())).request("u", key, place).stored
+    assert (len(tries), effects(key), effect.name) == (2, 1, key)           # name: it can be read after COMMIT
+    assert [one.name for one in loaded] == [old, old]                       # and what was loaded, after a rollback, too
+    with psycopg.connect("", autocommit=True) as connection:
+        connection.execute("DROP TABLE deferred")
+    engine.dispose()
+    proxy.close()
+
+
 @pytest.mark.parametrize("commits", [True, False])
 def test_an_error_rolls_back_what_a_session_has_committed(orm, effects, commits):
     """Its commit() only flushes: the transaction is the request's."""
@@ -589,6 +627,40 @@ def test_over_http_a_database_that_is_not_available_is_503(database, kind):
     with engine.connect() if kind == "exhausted" else nullcontext():
         answer = run(guarded(exchange, Guard(scope=lambda request: "u"), None, lambda: "u", lambda: None, lambda access, tries: None))
     assert (answer.status, dict(answer.headers)["Retry-After"]) == (503, "1")
+    engine.dispose()
+
+
+def test_another_client_of_the_engine_is_no_way_out(engine, core, orm):
+    def refused(tx):
+        with pytest.raises(RuntimeError, match="use on"):
+            core.once("s", "token")
+        return Response()
+
+    assert orm.request("u", new_key(), refused).stored
+
+
+def test_a_server_that_cannot_be_reached_is_tried_once(database):
+    engine, tries = create_engine("postgresql+psycopg2://?host=/nowhere"), []
+    event.listen(engine, "do_connect", lambda *arguments: tries.append(1))
+    idem = Idempotency(SQLAlchemy(engine))
+    for call in (lambda: idem.request("u", new_key(), lambda tx: Response()), lambda: idem.job("u", new_key(), lambda job: Response()),
+                 lambda: idem.once("u", new_key()), lambda: idem.transaction().__enter__()):
+        with pytest.raises(sqlalchemy.exc.OperationalError):
+            call()
+    assert len(tries) == 4
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_connection_that_has_died_in_the_pool_is_replaced(database, listens):
+    """Also where a listener notices it, before the pool lends the connection."""
+    engine = create_engine("postgresql+psycopg2://", pool_size=1, max_overflow=0)
+    if listens:
+        event.listen(engine, "checkout", lambda connection, *more: connection.cursor().execute("SET application_name = 'listens'"))
+    with engine.connect() as connection:
+        pid = connection.execute(text("SELECT pg_backend_pid()")).scalar()
+    with psycopg.connect("", autocommit=True) as other:
+        assert other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,)).fetchone()[0]
+    assert Idempotency(SQLAlchemy(engine)).request("u", new_key(), lambda tx: Response()).stored
     engine.dispose()
 
 

@@ -291,11 +291,11 @@ class Core:
             return await self.servers.perform_unscoped(statement)
         return await self.perform_for_scope(scope, lambda session: statement)
 
-    async def perform_for_scope(self, scope: str, make: Callable[[Session], Statement[T]],
-                                wait_for_move: bool = True, limit: float | None = None) -> T:
-        """Perform it on the server of the scope.  A statement that the server may have executed is not sent again."""
+    async def perform_for_scope(self, scope: str, make: Callable[[Session], Statement[T]], wait_for_move: bool = True,
+                                limit: float | None = None, repeats: bool = False) -> T:
+        """Perform it on the server of the scope.  With repeats, also where the server may have executed it already."""
         session_lease, found = await self._open(
-            scope, lambda server, session: session.perform(self.servers.pinned(make(session))), limit, False, wait_for_move)
+            scope, lambda server, session: session.perform(self.servers.pinned(make(session))), limit, repeats, wait_for_move)
         async with session_lease:
             return found
 
@@ -307,7 +307,8 @@ class Core:
         """A session where the scope lives, and the result of the first statement in it.
 
         Nothing else has run then.  So it is sent again where the scope has moved away, and with repeats also where the
-        connection was dead: a pool may have kept it since the server's restart."""
+        connection was dead: a pool may have kept it since the server's restart.  A server that cannot be reached is tried
+        once, because that can take minutes."""
         until = time.monotonic() + (MOVE_WAIT if wait_for_move else 0)
         for last in (False, False, True):
             server = await self.servers.server_of(scope, until)
@@ -324,7 +325,8 @@ class Core:
                     raise
             except Exception as error:
                 moved = scope_is_elsewhere(error)
-                dead = dead or not reached and connection_lost(error)
+                # A listener of SQLAlchemy can use a connection before it is lent.
+                dead = dead or getattr(error, "connection_invalidated", False)
                 if moved or not reached:
                     # The map may have another address now: if no server listens at this one, the pool reports that it is exhausted.
                     self.servers.forget(scope, moved)
@@ -402,14 +404,10 @@ class Core:
     async def _single_flight(self, call: Call) -> AsyncIterator[tuple[Call, Flight]]:
         """Of the duplicates in this process that are allowed to wait, one runs at
         a time.  The others wait here, without a connection."""
-        wait = seconds(call.wait)
-        if not wait:
-            yield call, Flight(None)
-            return
         # Another request under the key does not wait, to hear that it is one.
         known = call.request_hash
         name = (self.runtime.place(), call.scope, call.key, repr(known.arguments if isinstance(known, Statement) else known))
-        until = time.monotonic() + wait
+        until = time.monotonic() + (seconds(call.wait) or 0.0)
         mine = Flight(self.runtime.event())
         while True:
             other = self._in_flight.setdefault(name, mine)      # one step, also for threads
@@ -456,7 +454,7 @@ class Core:
             try:
                 return await attempt()
             except Exception as error:
-                if sqlstate(error) not in RETRIED:
+                if isinstance(error, TimedOut) or sqlstate(error) not in RETRIED:       # which can be the cause of the other
                     raise
             await self.runtime.sleep(random.uniform(0, 0.02 * 2 ** number))
         return await attempt()
@@ -469,7 +467,7 @@ class Core:
 
     async def _flown(self, name: str, call: Call, work: Callable[[Call], Awaitable[Result]]) -> Result:
         async def flown() -> Result:
-            if call.wait is None:
+            if not seconds(call.wait):
                 return await work(call)
             async with self._single_flight(call) as (mine, flight):
                 result = await work(mine)
@@ -550,7 +548,7 @@ class Core:
             raise
         except IdempotencyError:
             raise TransactionEnded("the handler rolled its transaction back, or took longer than the ttl of its claim") from None
-        raise TransactionEnded("the handler committed its transaction; the response was stored in another one")
+        raise TransactionEnded("the handler committed its transaction; the key was completed in another one")
 
     # job()
 
@@ -657,11 +655,12 @@ class Job:
         async def attempt() -> T:
             for last in (False, False, True):
                 try:
-                    return await self._core.perform_for_scope(self.scope, make, limit is None, limit or ANSWER_LIMIT)
+                    # A call with its token can be sent again.
+                    return await self._core.perform_for_scope(self.scope, make, limit is None, limit or ANSWER_LIMIT, True)
                 except Exception as error:
-                    # A call with its token can be sent again.  Do not lose the work of a step for one lost connection.
-                    if last or not (connection_lost(error) or limit is None and isinstance(error, TimedOut)
-                                    or self._running and pool_exhausted(error)):
+                    # Do not lose the work of a step for one server that is silent or cannot be reached.
+                    if last or limit is not None or not (isinstance(error, TimedOut) or self._running and (
+                            connection_lost(error) or pool_exhausted(error))):
                         raise
             raise AssertionError
 
@@ -709,7 +708,7 @@ class Job:
             raise TypeError(f"the step {name!r} has already run in this attempt: each step needs its own name")
         if name in self._values:
             self._seen.add(name)
-            return self._values[name]
+            return json.loads(json.dumps(self._values[name]))
         self._running = True
         try:
             found = await maybe_await(function(Step(step_key(self.scope, self.key, name), self.lost)))
@@ -721,7 +720,7 @@ class Job:
         self._check()
         self._values = values
         self._seen.add(name)
-        return values[name]
+        return json.loads(json.dumps(values[name]))     # the next checkpoint stores it again
 
     async def _finish(self, function: Callable[[Any], Any]) -> Result:
         self._check()

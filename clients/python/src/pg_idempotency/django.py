@@ -120,6 +120,9 @@ def _guarded(guard: Guard, exchange: Exchange, request: Any, view: Callable[...,
         if tries > 1:
             if hasattr(_native(request), "_body"):
                 _native(request)._stream = BytesIO(_native(request)._body)
+                if hasattr(request, "_full_data"):          # REST framework's, which parses it again
+                    from rest_framework.request import Empty
+                    request._stream = request._data = request._files = request._full_data = Empty
             for _, files in _native(request).FILES.lists() if hasattr(_native(request), "_files") else ():
                 for part in files:
                     rewind(part)

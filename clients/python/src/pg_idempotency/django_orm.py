@@ -49,6 +49,7 @@ class DjangoBackend:
             raise TypeError(f"the database {self.source.using!r} is of {connection.vendor}, not of PostgreSQL")
         session = DjangoSession(connection, self._schema)
         try:
+            session.connect()
             yield session
         finally:
             await session.rollback()
@@ -69,6 +70,13 @@ class DjangoSession(AdapterSession):
         self._hooks: list[Any] = []
         """Those of on_commit(), when COMMIT has succeeded."""
 
+    def connect(self) -> None:
+        try:
+            self._connection.ensure_connection()
+        except Exception:
+            self._connection.close()            # one that Django has half made
+            raise
+
     @property
     def open(self) -> bool:                 # type: ignore[override]
         return bool(self._atomic and not self.lost and self._driver() is self._link and not self._connection.needs_rollback
@@ -87,7 +95,7 @@ class DjangoSession(AdapterSession):
                                "view with ATOMIC_REQUESTS, use transaction.non_atomic_requests") from error
         except Exception:
             if not connection.in_atomic_block:
-                connection.close()              # one that was lost while Django made it, too
+                connection.close()              # one that is known to be lost
             raise
         if not commits:
             raise TypeError(f"autocommit of the database {connection.alias!r} is off, so Django would not commit the request")

@@ -22,7 +22,7 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from flask import abort, current_app, g, request
+from flask import abort, g, request
 from flask.globals import request_ctx
 
 from . import http
@@ -105,20 +105,20 @@ class Guard(http.Guard):
 
         @functools.wraps(view)
         def called(*arguments: Any, **named: Any) -> Any:
-            native, app = request_ctx.request, current_app._get_current_object()        # type: ignore[attr-defined]
-            exchange = native.environ.get(KEY)
+            context = request_ctx._get_current_object()         # type: ignore[attr-defined]
+            exchange = context.request.environ.get(KEY)
             if exchange is None:
                 raise no_layer("install(app, idempotency)")
-            if not self.guards(native.method):
-                return app.ensure_sync(view)(*arguments, **named)
-            return _guarded(self, exchange, app, native, view, arguments, named)
+            if not self.guards(context.request.method):
+                return context.app.ensure_sync(view)(*arguments, **named)
+            return _guarded(self, exchange, context, view, arguments, named)
 
         return called                               # type: ignore[return-value]
 
 
-def _guarded(guard: Guard, exchange: Exchange, app: Any, native: Any, view: Callable[..., Any], arguments: Sequence[Any],
+def _guarded(guard: Guard, exchange: Exchange, context: Any, view: Callable[..., Any], arguments: Sequence[Any],
              named: Mapping[str, Any]) -> Any:
-    after_request = request_ctx._after_request_functions
+    app, native, after_request = context.app, context.request, context._after_request_functions
     before = len(after_request)
     forget_range(native.environ)
     for name in ("range", "if_range", "if_none_match", "if_modified_since"):
@@ -149,7 +149,7 @@ def _read(request: Any, exchange: Exchange) -> None:
     if request.max_content_length is not None:
         exchange.limit_body(min(request.max_content_length, exchange.limit or 0))
     request.get_data()
-    if length is not None or request.environ.get("wsgi.input_terminated"):
+    if exchange.size < length if length is not None else request.environ.get("wsgi.input_terminated"):
         source = request.environ["wsgi.input"]      # behind the end of the form
         while source.read(PIECE if length is None else min(PIECE, length - exchange.size)):
             pass

@@ -139,7 +139,9 @@ class Guard:
         if inspect.isgeneratorfunction(endpoint) or inspect.isasyncgenfunction(endpoint):
             raise TypeError(f"{endpoint.__qualname__} is a generator, so it answers in pieces, of which none can be stored")
         warn_of_decorators(endpoint)
-        getattr(endpoint, "__dict__")[BARE_ENDPOINT] = endpoint
+        while inspect.isroutine(endpoint):          # a route can also lead to a function that it wraps
+            getattr(endpoint, "__dict__", {})[BARE_ENDPOINT] = endpoint
+            endpoint = getattr(endpoint, "__wrapped__", None)
 
     def guards(self, method: str) -> bool:
         return self.methods is None or method in self.methods
@@ -243,7 +245,7 @@ class Exchange:
     def form_key(self, field: str) -> str | None:
         """When the body was read.  Raises KeyInvalid if the key can be outside of what is kept, because an optional
         guard would be off without a message."""
-        body = bytes(self._kept or b"")
+        body = self._kept or b""
         if len(body) < self.size:
             raise KeyInvalid(f"a form that was read before its guard has its key within {self.most_kept} bytes")
         found = form_keys(self.content_type, body, field)
@@ -262,7 +264,7 @@ class Exchange:
         if callable(guard.fingerprint):
             compared = guard.fingerprint(request, bytes(self._kept))
             return request_hash(*self._request, compared.encode() if isinstance(compared, str) else compared)
-        return hash_of_body(*self._request, self.content_type, bytes(self._kept), left_out(guard.fingerprint))
+        return hash_of_body(*self._request, self.content_type, self._kept, left_out(guard.fingerprint))
 
     def refuses(self, status: int) -> bool:
         return self.undone and 200 <= status < 300
@@ -356,7 +358,7 @@ PROBLEMS: dict[type[IdempotencyError], tuple[str, str, int, str | None]] = {
     ClaimNotFound: ("in-progress", "Request in progress", 409, "Another worker has taken over the request with this key."),
     KeyReused: ("key-reused", "Idempotency-Key reused", 422, "The key came with another request before."),
     KeyExpired: ("key-expired", "Idempotency-Key expired", 422, "The key is too old: send the request with a new one."),
-    TimedOut: ("timeout", "Timed out", 503, "The request took too long, and was undone."),
+    TimedOut: ("timeout", "Timed out", 503, "The request took too long. Retry with the same key."),
     ScopeMoving: ("scope-moving", "Scope is being moved", 503, "What this request is about is being moved to another server. "
                   "Retry with the same key."),
     ActionIdAhead: ("action-id-ahead", "Action id too far ahead", 400, "The action id is too far ahead of the server's clock."),

@@ -20,7 +20,7 @@ from .functions import JsonText
 
 def literals(values: Sequence[Any], connection: Any) -> list[str]:
     """Whatever standard_conforming_strings and client_encoding are: the server converts a query before it reads it."""
-    return [_WRITTEN.get(type(value), lambda other: sql.Literal(other).as_string(connection))(value) for value in values]
+    return [write(value) if (write := _WRITTEN.get(type(value))) else sql.Literal(value).as_string(connection) for value in values]
 
 
 def _text(value: str) -> str:

@@ -186,7 +186,7 @@ class PsycopgSession:
             prepared.is_allowed = int(results[-1].get_value(0, 0)) == self._connection.pgconn.backend_pid
         if after and results[-1].command_status != after.encode():
             raise TransactionEnded("the transaction was rolled back instead of committed")
-        if statement is None:
+        if statement is None or after:
             return None
         # A named statement keeps its types; a function that has other ones makes it STALE.
         types = prepared.types[text] if prepared.is_allowed else {}
@@ -242,10 +242,9 @@ class PsycopgSession:
         self.handle = handle_of(self._connection)
         return result
 
-    async def commit(self, statement: Statement[T] | None) -> T:
-        result: T = await self._batch(None, statement, "COMMIT")
+    async def commit(self, statement: Statement[Any] | None) -> None:
+        await self._batch(None, statement, "COMMIT")
         self._is_over = True
-        return result
 
     async def rollback(self) -> None:
         """Does nothing if no transaction has begun or the connection is gone.  A connection that does not answer within

@@ -77,8 +77,6 @@ CHECK_INTERVAL = 1.0
 """Seconds between two checks whether the server has ended a session."""
 ABORT_DELAY = 3.0
 """Seconds after which a task is aborted that does not end when it is cancelled: a driver can wait for a silent server for ever."""
-IDLE_CHECKS = 30
-"""After as many checks without a handler, the thread that checks sleeps until the next handler."""
 
 
 @dataclass(eq=False)
@@ -97,16 +95,13 @@ class _Watchdog:
         """Who removes a call from it, the call's thread or the watchdog, decides how the call ends.  A set is changed
         without a lock, which each call would need several times."""
         self._changed = threading.Condition()
-        self._sleeps = False
-        self._idle = 0
-        """Checks since the last one that found a call."""
         self._runs = False
 
     def add(self, watched: _WatchedCall) -> None:
         if not self._runs:
             self._start()
         self._watched.add(watched)
-        if self._sleeps or watched.until < time.monotonic() + CHECK_INTERVAL:
+        if watched.until < time.monotonic() + CHECK_INTERVAL:
             with self._changed:
                 self._changed.notify()
 
@@ -128,12 +123,8 @@ class _Watchdog:
         while True:
             with self._changed:
                 first = min((watched.until for watched in list(self._watched)), default=float("inf"))
-                self._idle = 0 if first < float("inf") or self._watched else self._idle + 1
                 # To wake it for each call would cost more than to look periodically.
-                self._sleeps = self._idle > IDLE_CHECKS
-                if not (self._sleeps and self._watched):
-                    self._changed.wait(None if self._sleeps else max(0.0, min(CHECK_INTERVAL, first - time.monotonic())))
-                self._sleeps = False
+                self._changed.wait(max(0.0, min(CHECK_INTERVAL, first - time.monotonic())))
             try:
                 self._check()
             except Exception:                           # the timeouts of the other calls must go on

@@ -126,13 +126,15 @@ class Shards(Servers):
         question: Statement[str] = scalar("idem_find_shard" if scope in self._refused else "idem_shard", scope=scope)
         self._refused.discard(scope)
         while True:
+            reached = False
             try:
                 async with self.server.backend.session() as session:
+                    reached = True
                     found: str = await answered(self._runtime, lambda: session.perform(question), ROUTER_LIMIT, session.abort)
                     return found
             except Exception as error:
                 left = until - time.monotonic()
-                if connection_lost(error):              # a pool may have kept it since the router's restart
+                if reached and connection_lost(error):  # a pool may have kept it since the router's restart
                     lost += 1
                     if lost == TRIES:
                         raise

@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import make_transient
 
 from .adapter import AdapterSession
 from .errors import TransactionEnded
@@ -49,13 +50,13 @@ class SQLAlchemyBackend:
     """A transaction is rolled back by the thread that began it: no background thread takes a connection of the engine."""
 
     def __init__(self, source: SQLAlchemy, schema: str) -> None:
-        self.source = source
-        self._schema = schema
-        size = getattr(source.engine.pool, "size", None)
+        self.source = source.engine.pool
+        self._source, self._schema = source, schema
+        size = getattr(self.source, "size", None)
         self.size: int | None = size() if callable(size) else None
 
     def session(self) -> OpenedSession:
-        return OpenedSession(self.source.engine.connect(), lambda connection: SQLAlchemySession(connection, self.source, self._schema))
+        return OpenedSession(self._source.engine.connect(), lambda connection: SQLAlchemySession(connection, self._source, self._schema))
 
 
 class SQLAlchemySession(AdapterSession):
@@ -65,7 +66,9 @@ class SQLAlchemySession(AdapterSession):
         self.is_async = hasattr(connection, "sync_connection")
         self._transaction: Any = None
         self._link: Any = None
-        self._commits = self._has_refused = False
+        self._flushed: list[Any] = []
+        """New objects of the session."""
+        self._commits = False
 
     @property
     def open(self) -> bool:                 # type: ignore[override]
@@ -77,7 +80,7 @@ class SQLAlchemySession(AdapterSession):
         driver = own_connection.connection.dbapi_connection
         if getattr(driver, "autocommit", False):
             raise TypeError("the engine's isolation level is AUTOCOMMIT: a request or job needs a transaction")
-        self._commits = self._has_refused = False
+        self._commits = False
         event.listen(own_connection, "commit", self._check_commit)
         make = self._source.make_session
         if not make:
@@ -93,11 +96,11 @@ class SQLAlchemySession(AdapterSession):
             raise TypeError("the session's twophase is set, and the transaction has begun without it: use a factory without it")
         self._link = driver
         event.listen(own, "after_begin", self._check_connection)
+        event.listen(own, "pending_to_persistent", lambda _, found: self._flushed.append(found))
         return session
 
     def _check_commit(self, connection: Any) -> None:
         if not self._commits:
-            self._has_refused = True
             raise TransactionEnded("the client ends the transaction: return a response to commit, or raise an error to roll back")
 
     def _check_connection(self, session: Any, transaction: Any, connection: Any) -> None:
@@ -112,18 +115,21 @@ class SQLAlchemySession(AdapterSession):
     def _statements(self) -> Any:
         return self._connection
 
-    def _commit(self) -> Any:
+    async def _commit(self) -> None:
         self._commits = True
-        return self._transaction.commit()
+        await maybe_await(self._transaction.commit())
+        self._flushed.clear()
 
     async def _rollback(self) -> None:
         session = self.handle if self._source.make_session else None
         if session is not None:
             await maybe_await(session.close())
-        if self._connection.in_transaction():
-            await maybe_await(self._connection.rollback() if hasattr(self._connection, "rollback") else self._transaction.rollback())
-        elif self._has_refused:             # SQLAlchemy has ended the transaction, and not taken it from the connection
-            await maybe_await(self._transaction.rollback())
+            while self._flushed:                # or they count as stored in another try
+                make_transient(self._flushed.pop())
+        # Also one that SQLAlchemy has ended, and not taken from the connection, because the handler's COMMIT was refused.
+        transaction = self._connection.get_transaction()
+        if transaction is not None:
+            await maybe_await(transaction.rollback())
         # After an error before COMMIT was sent, as of a listener, SQLAlchemy takes the transaction for ended.
         driver = self._driver()
         if driver is not None and (driver.is_in_transaction() if hasattr(driver, "is_in_transaction") else driver.info.transaction_status):

@@ -9,6 +9,8 @@ from .client import Defaults
 from .http import Exchange
 
 PIECE = 1 << 16
+RANGES = "HTTP_RANGE", "HTTP_IF_RANGE"
+CONDITIONS = "HTTP_IF_NONE_MATCH", "HTTP_IF_MODIFIED_SINCE"
 
 
 def exchange_of(client: Defaults, environ: dict[str, Any], path: str) -> Exchange:
@@ -19,10 +21,9 @@ def exchange_of(client: Defaults, environ: dict[str, Any], path: str) -> Exchang
 
 def forget_range(environ: dict[str, Any]) -> None:
     """The whole response is stored, and not the range of the first request, nor that its client has a copy."""
-    for name in ("RANGE", "IF_RANGE", "IF_NONE_MATCH", "IF_MODIFIED_SINCE"):
-        # Of other methods, If-None-Match is a condition that the handler checks.
-        if name.endswith("RANGE") or environ["REQUEST_METHOD"] in ("GET", "HEAD"):
-            environ.pop(f"HTTP_{name}", None)
+    # Of other methods, If-None-Match is a condition that the handler checks.
+    for name in (*RANGES, *CONDITIONS) if environ["REQUEST_METHOD"] in ("GET", "HEAD") else RANGES:
+        environ.pop(name, None)
 
 
 class Input:

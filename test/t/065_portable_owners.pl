@@ -1,0 +1,151 @@
+# The functions of the portable edition have the rights of their owner.  The owner of a
+# database or of a schema, who is no superuser, does not become one through them, nor
+# through the scripts that change the edition.
+
+use IdempotencyTest;
+
+my $node = new_node('owners');
+my $script = 'portable/build/idempotency.sql';
+
+$node->safe_psql('postgres', 'CREATE ROLE tenant LOGIN');
+
+sub by
+{
+	my ($role, $sql, @options) = @_;
+	my (undef, undef, $errors) = $node->psql('shop', $sql, on_error_stop => 0, connstr => $node->connstr('shop') . " user=$role", @options);
+
+	return $errors;
+}
+
+# A new database of the tenant
+sub new_database
+{
+	$node->safe_psql('postgres', 'DROP DATABASE IF EXISTS shop');
+	$node->safe_psql('postgres', 'CREATE DATABASE shop OWNER tenant');
+	by('tenant', 'CREATE FUNCTION public.attack() RETURNS void LANGUAGE plpgsql AS $$ BEGIN ALTER ROLE tenant SUPERUSER; EXCEPTION WHEN insufficient_privilege THEN END $$');
+	return;
+}
+
+sub install
+{
+	my ($role) = @_;
+
+	$node->command_ok([ 'psql', '-X', '-q', '-d', $node->connstr('shop') . " user=$role", '-f', $script ], "the script, by $role");
+	return;
+}
+
+sub is_harmless
+{
+	my ($name) = @_;
+
+	is($node->safe_psql('postgres', q{SELECT rolsuper FROM pg_roles WHERE rolname = 'tenant'}), 'f', $name);
+	$node->safe_psql('postgres', 'ALTER ROLE tenant NOSUPERUSER');
+	return;
+}
+
+my $extension = q{CREATE EXTENSION idempotency SCHEMA %s VERSION '1.0-portable'};
+my $schema = 'CREATE SCHEMA idem; ';
+my @ways = (
+	[ 'an extension of the owner', 'idem', sub { by('tenant', $schema . sprintf($extension, 'idem')) } ],
+	[ q{a superuser's extension in the owner's schema}, 'idem', sub { by('tenant', $schema); by('postgres', sprintf($extension, 'idem')) } ],
+	[ q{a superuser's extension in schema public}, 'public', sub { by('postgres', sprintf($extension, 'public')) } ],
+	[ q{a superuser's script in the owner's schema}, 'idem', sub { by('tenant', $schema); install('postgres') } ]);
+
+foreach (@ways)
+{
+	my ($way, $home, $install) = @$_;
+
+	# A row of another table has types with casts.
+	new_database();
+	$install->();
+	by('tenant', qq{
+		CREATE SCHEMA m;
+		CREATE TYPE m.trick AS (a int);
+		CREATE FUNCTION m.cast(m.trick) RETURNS text LANGUAGE sql AS 'SELECT public.attack(); SELECT ''x''';
+		CREATE CAST (m.trick AS text) WITH FUNCTION m.cast(m.trick) AS IMPLICIT;
+		CREATE TABLE m.t (name m.trick, value text);
+		CREATE TRIGGER t BEFORE INSERT ON m.t FOR EACH ROW EXECUTE FUNCTION $home.idem_p_replace_setting();
+		SELECT FROM $home.idem_configure('max_attempts', '9');
+		INSERT INTO m.t VALUES (ROW(1), 'x');});
+	is_harmless("$way: the triggers of settings do not read another table's row");
+
+	# The bodies call functions by the name of the schema.
+	my $answer = $node->safe_psql('shop', "SELECT $home.idem_last_client_seq('a', 'c')", connstr => $node->connstr('shop') . ' user=tenant');
+	is($answer, '0', "$way: the database's owner calls functions");
+	by('tenant', qq{
+		ALTER SCHEMA $home RENAME TO elsewhere;
+		CREATE SCHEMA $home;
+		CREATE FUNCTION $home.idem_p_check_name(text, text) RETURNS void LANGUAGE sql AS 'SELECT public.attack()';
+		CREATE FUNCTION public.attack() RETURNS void LANGUAGE plpgsql AS \$\$ BEGIN ALTER ROLE tenant SUPERUSER; END \$\$;
+		SELECT elsewhere.idem_last_client_seq('a', 'c');});
+	is_harmless("$way: the functions in another schema of this name have the owner's rights only");
+}
+
+# A superuser's own database
+new_database();
+$node->safe_psql('postgres', 'ALTER DATABASE shop OWNER TO postgres');
+$node->safe_psql('postgres', 'GRANT CREATE ON DATABASE shop TO tenant');
+by('postgres', 'CREATE ROLE lead; CREATE SCHEMA idem AUTHORIZATION lead; GRANT USAGE, CREATE ON SCHEMA idem TO tenant');
+like(by('tenant', sprintf($extension, 'idem')), qr/ERROR:  the schema belongs to role lead/, q{no installation in another role's schema});
+by('postgres', 'DROP SCHEMA idem; DROP ROLE lead');
+by('postgres', sprintf($extension, 'public'));
+is($node->safe_psql('shop', q{SELECT DISTINCT proowner::regrole FROM pg_proc WHERE starts_with(proname, 'idem_')}), 'postgres', q{in a superuser's database, all belongs to the superuser});
+
+# The view of the members belongs to the installer.
+new_database();
+install('tenant');
+by('tenant', q{
+	DO $$ BEGIN
+		EXECUTE 'CREATE OR REPLACE VIEW idem.idem_p_member AS SELECT m.* FROM (' || rtrim(pg_get_viewdef('idem.idem_p_member'), ';') || ') AS m, public.attack()';
+	END $$;
+	CREATE EXTENSION idempotency SCHEMA idem VERSION 'unpackaged';
+	ALTER EXTENSION idempotency UPDATE TO '1.0-portable';});
+is_harmless('an installation becomes an extension with its owner\'s rights');
+like(by('tenant', q{ALTER EXTENSION idempotency UPDATE TO '1.0'}), qr/ERROR:  only a superuser can change/, 'only a superuser changes it to the C edition');
+
+# An update of the tables by a superuser
+new_database();
+install('tenant');
+by('tenant', q{
+	SELECT FROM idem.idem_publish_many('{t}', '{1,2}', '{k}');
+	SELECT FROM idem.idem_outbox_take(1, '1 h'); SELECT FROM idem.idem_outbox_take(1, '1 h');
+	CREATE FUNCTION idem.idem_fires() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM public.attack(); RETURN NEW; END $$;
+	CREATE FUNCTION public.checks(boolean) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT public.attack(); SELECT true';
+	CREATE DOMAIN public.checked AS boolean CHECK (public.checks(VALUE));});
+by('postgres', q{
+	CREATE EXTENSION idempotency SCHEMA idem VERSION 'unpackaged';
+	ALTER EXTENSION idempotency UPDATE TO '1.0-portable';});
+my @additions = (
+	[ 'CREATE TRIGGER t BEFORE UPDATE ON idem.idem_outbox FOR EACH ROW EXECUTE FUNCTION idem.idem_fires()', 'DROP TRIGGER t ON idem.idem_outbox' ],
+	[ 'ALTER TABLE idem.idem_outbox ADD CONSTRAINT c CHECK (public.checks(in_due_index))', 'ALTER TABLE idem.idem_outbox DROP CONSTRAINT c' ],
+	[ 'CREATE INDEX i ON idem.idem_outbox (public.checks(in_due_index))', 'DROP INDEX idem.i' ],
+	[ 'CREATE RULE r AS ON UPDATE TO idem.idem_outbox DO ALSO SELECT public.attack()', 'DROP RULE r ON idem.idem_outbox' ],
+	[ 'ALTER TABLE idem.idem_outbox ADD COLUMN d boolean GENERATED ALWAYS AS (public.checks(in_due_index)) STORED', 'ALTER TABLE idem.idem_outbox DROP COLUMN d' ],
+	[ 'ALTER TABLE idem.idem_outbox ADD COLUMN d public.checked', 'ALTER TABLE idem.idem_outbox DROP COLUMN d' ]);
+foreach my $version ('1.0', '1.0-portable')
+{
+	foreach (@additions)
+	{
+		my ($add, $remove) = @$_;
+
+		by('tenant', $add);
+		like(by('postgres', "ALTER EXTENSION idempotency UPDATE TO '$version'"),
+			qr/ERROR:  table "idem_outbox" has been altered/, "a change to $version refuses: $add");
+		by('tenant', $remove);
+	}
+	by('postgres', "ALTER EXTENSION idempotency UPDATE TO '$version'");
+	is($node->safe_psql('shop', 'SELECT extversion FROM pg_extension WHERE extname = $$idempotency$$'), $version, "and works without these: $version");
+}
+is_harmless('no code of the owner runs as a superuser');
+
+# Other functions in the schema
+new_database();
+by('tenant', $schema . q{CREATE EXTENSION idempotency SCHEMA idem VERSION '1.0';
+	CREATE FUNCTION idem.idem_attack() RETURNS void LANGUAGE sql SECURITY DEFINER AS 'SELECT public.attack()';});
+by($_, q{ALTER EXTENSION idempotency UPDATE TO '1.0-portable'}) foreach 'tenant', 'postgres';
+is($node->safe_psql('shop', 'SELECT extversion FROM pg_extension WHERE extname = $$idempotency$$'), '1.0-portable', q{a superuser changes the owner's extension to the portable edition});
+by('tenant', 'SELECT idem.idem_attack()');
+is_harmless('functions that are no members keep their owner');
+is($node->safe_psql('shop', 'SELECT idem.idem_last_client_seq($$a$$, $$c$$)', connstr => $node->connstr('shop') . ' user=tenant'), '0', 'who owns the others, too');
+
+done_testing();
