@@ -415,7 +415,7 @@ def failed_elsewhere(world):
         world.publish('t', str(n), 'k%d' % n)
     take(world)
     relay = commands(world)
-    until('the others are delivered', lambda: world.states().get('acked') == 40, 3)
+    until('the others are delivered', lambda: world.states().get('acked') == 40, 5)
     equal('the status', relay.stop(), 0)
 
 

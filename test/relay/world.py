@@ -152,6 +152,9 @@ class World:
         if self.connection is None or self.connection.closed:
             self.connection = psycopg2.connect(self.where)
             self.connection.autocommit = True
+            # A test that waits for ever would not fail.
+            with self.connection.cursor() as cursor:
+                cursor.execute("SET statement_timeout = '2min'")
         with self.connection.cursor() as cursor:
             cursor.execute(text, values or None)
             return cursor.fetchall() if cursor.description else None

@@ -88,7 +88,7 @@ def made(conninfo, kind=Pool):
                                  port=proxies[-1].port)
     # PgBouncer 1.18 knows no prepared statements.
     pool = kind(conninfo, kwargs={'prepare_threshold': None}, min_size=0,
-                max_size=SIZE, timeout=5, open=False)
+                max_size=SIZE, timeout=10, open=False)
     pools.append(pool)
     return pool
 
