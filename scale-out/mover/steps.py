@@ -327,9 +327,9 @@ class Move:
             raise Failure('\n'.join(failures))
 
     def sweep(self, number, epoch, to=None):
-        """Drop what replication up to an epoch has left on a shard.  Moves to other
-        shards than this end first: without its publication, a subscription would
-        copy the rows of all places."""
+        """Drop what replication up to an epoch has left on a shard.  First end the
+        moves that lead to other shards than "to", because a subscription without
+        its publication would copy the rows of all places."""
         source = self.shards[number]
         published = publications(source, self.place, epoch)
         others = [other for other in self.gates if other != number]
@@ -339,7 +339,7 @@ class Move:
             if other != to and gate.state == 'arriving' and gate.is_own \
                     and gate.epoch <= epoch:
                 self.refuse(other, epoch)
-        # The subscription of a shard that does not answer may still be there.
+        # A shard that does not answer can still have its subscription.
         sweep(source, [self.shards[other] for other in others], self.place, epoch,
               [name for name, target in published if target not in self.silent])
 

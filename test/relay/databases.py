@@ -528,7 +528,7 @@ def takes_late(world):
     new = old.copy()
     try:
         relay = world.relay('--database=' + old.primary(), '--w.sink=webhook', '--w.topics=t', '--w.url=' + endpoint.url).started()
-        # In its wait for messages: it could stop within a write for which others wait.
+        # It must wait for messages then.  If it stopped within a write, other sessions would wait for it.
         take = until('it takes', lambda: old.query(TAKES + " AND wait_event_type IN ('Extension', 'Timeout')"))[0][0]
         # Only this one is idle since its setup now.
         answers = old.session('outbox_max_attempts')
