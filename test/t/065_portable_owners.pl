@@ -74,8 +74,9 @@ foreach (@ways)
 	by('tenant', qq{
 		ALTER SCHEMA $home RENAME TO elsewhere;
 		CREATE SCHEMA $home;
+		CREATE TABLE $home.idem_client_sequences (aggregate text, client_id text, last_client_seq bigint);
 		CREATE FUNCTION $home.idem_p_check_name(text, text) RETURNS void LANGUAGE sql AS 'SELECT public.attack()';
-		CREATE FUNCTION public.attack() RETURNS void LANGUAGE plpgsql AS \$\$ BEGIN ALTER ROLE tenant SUPERUSER; END \$\$;
+		CREATE OR REPLACE FUNCTION public.attack() RETURNS void LANGUAGE plpgsql AS \$\$ BEGIN ALTER ROLE tenant SUPERUSER; END \$\$;
 		SELECT elsewhere.idem_last_client_seq('a', 'c');});
 	is_harmless("$way: the functions in another schema of this name have the owner's rights only");
 }
@@ -95,6 +96,7 @@ $node->safe_psql('postgres', 'ALTER DATABASE shop OWNER TO tenant');
 by('tenant', q{
 	ALTER SCHEMA public RENAME TO elsewhere;
 	CREATE SCHEMA public;
+	CREATE TABLE public.idem_client_sequences (aggregate text, client_id text, last_client_seq bigint);
 	CREATE FUNCTION public.idem_p_check_name(text, text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN ALTER ROLE tenant SUPERUSER; END $$;
 	SELECT elsewhere.idem_last_client_seq('a', 'c');});
 is_harmless('the next owner of the database gets its own rights only');
