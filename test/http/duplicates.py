@@ -44,18 +44,12 @@ def judge(world, exchanges, status, may_refuse):
 
 @promise('a duplicate of what is running: 409 with Retry-After, at once; a replay afterwards')
 def in_progress(world):
-    key = new_key()
-    request = job(key, 1500)
-    with world.adds(charges=1, bank_calls=1), wire.Connection(world.shop.port) as running:
-        running.send(request.bytes())
-        await_claim(world, key)
-        began = time.monotonic()
-        duplicate = world.ask(request).runs()
-        duplicate.unless(time.monotonic() - began < 0.8, 'an answer at once')
-        if world_module.STRICT:
-            world.ask(job(key, 1)).is_problem(422, 'key-reused')
-        first = Exchange(request, running.answer()).is_first(200)
-        world.ask(request).replays(first)
+    first, duplicate, other, took = meanwhile(world, world.shop, 1500)
+    duplicate.runs()
+    duplicate.unless(took < 0.8, 'an answer at once')
+    if world_module.STRICT:
+        other.is_problem(422, 'key-reused')
+    world.ask(first.request).replays(first.is_first(200))
 
 
 @promise('a duplicate of an open transaction: 409 with Retry-After, at once; a replay afterwards', needs='database',
@@ -85,6 +79,30 @@ def await_claim(world, key):
         if time.monotonic() > deadline:
             raise Broken('expected a committed claim of the key %s' % key)
         time.sleep(0.02)
+
+
+def meanwhile(world, shop, ms):
+    """
+    While a job runs for so long: a duplicate, and another request with its key.
+    Returns the three exchanges, and the seconds that the duplicate took.  Where
+    the machine was too slow for an answer before the job ended, begin again.
+    """
+    for _ in range(5):
+        key = new_key()
+        request = job(key, ms)
+        with world.adds(shop, charges=1, bank_calls=1), wire.Connection(shop.port) as running:
+            sent = time.monotonic()
+            running.send(request.bytes())
+            await_claim(world, key)
+            began = time.monotonic()
+            duplicate = world.ask(request, shop)
+            took = time.monotonic() - began
+            other = world.ask(job(key, 1), shop)
+            in_time = time.monotonic() - sent < ms / 1000
+            first = Exchange(request, running.answer())
+        if in_time:
+            return first, duplicate, other, took
+    raise Broken('expected an answer to a duplicate before the job ended\n%s' % duplicate)
 
 
 def await_holder(world, count=1):
@@ -131,16 +149,11 @@ def waiting(world):
 
 @promise('waiting is bounded: 409 with Retry-After when the time is over', needs='process', why='the wait is an option')
 def bounded(world):
-    key = new_key()
     with world.open(WAIT_MS=400) as shop:
-        with wire.Connection(shop.port) as running:
-            running.send(job(key, 2500).bytes())
-            await_claim(world, key)
-            began = time.monotonic()
-            duplicate = world.ask(job(key, 2500), shop).runs()
-            took = time.monotonic() - began
-            duplicate.unless(0.3 < took < 1.5, 'an answer after about 400 ms, not %.0f' % (took * 1000))
-            Exchange(job(key, 2500), running.answer()).is_first(200)
+        first, duplicate, _, took = meanwhile(world, shop, 2500)
+        duplicate.runs()
+        duplicate.unless(0.3 < took < 1.5, 'an answer after about 400 ms, not %.0f' % (took * 1000))
+        first.is_first(200)
 
 
 class Waiters:

@@ -41,7 +41,8 @@ main(int argc, char **argv)
 	const char *const conf[] = {
 		"bootstrap.servers", brokers, "group.id", "test",
 		"auto.offset.reset", "earliest", "fetch.wait.max.ms", "10",
-		"isolation.level", "read_uncommitted", NULL
+		"isolation.level", "read_uncommitted",
+		"reconnect.backoff.max.ms", "500", NULL
 	};
 	rd_kafka_t *consumer = make_client(RD_KAFKA_CONSUMER, conf);
 	rd_kafka_topic_partition_list_t *all =
