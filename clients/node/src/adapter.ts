@@ -6,13 +6,12 @@ import type { EventEmitter } from 'node:events'
 import { TransactionEnded } from './errors.js'
 import type { Row } from './functions.js'
 import { BEGIN, isDead, retryIfDead, type PoolClientLike, type PoolLike, type TransactionHandle } from './postgres.js'
-import type { Parameter } from './values.js'
 
 export interface Adapter<Tx> {
   /** A transaction that has begun. */
   begin(): Promise<OpenTransaction<Tx>>
-  /** Returns the rows of a statement with $1, $2, in the transaction or alone. All values and columns are text, except bytes. */
-  query(text: string, values: Parameter[], tx?: Tx): Promise<Row[]>
+  /** Returns the rows of a statement with $1, $2, in the transaction or alone. All values and columns are text. */
+  query(text: string, values: (string | null)[], tx?: Tx): Promise<Row[]>
   /** The size of the ORM's pool. */
   readonly max?: number | undefined
 }
@@ -87,7 +86,7 @@ class AdapterClient<Tx extends object> implements PoolClientLike {
     this.#client = this.#open.client
   }
 
-  async query({ text, values }: { text: string; values: Parameter[] }): Promise<{ command: string; rows: Row[] }> {
+  async query({ text, values }: { text: string; values: (string | null)[] }): Promise<{ command: string; rows: Row[] }> {
     const open = this.#open
     // The pool has begun it.
     if (text === 'BEGIN') return { command: text, rows: [] }

@@ -6,7 +6,6 @@ import { openedBy, poolOver } from './adapter.js'
 import { TransactionEnded } from './errors.js'
 import type { Row } from './functions.js'
 import type { PoolClientLike, PoolLike } from './postgres.js'
-import type { Parameter } from './values.js'
 
 /** The transaction of db.transaction(). */
 type TransactionOf<Db> = Db extends { transaction(run: (tx: infer Tx) => Promise<any>, ...more: any[]): any } ? Tx & object : never
@@ -52,7 +51,7 @@ const ignore = (): void => undefined
 const withOwn = <T extends object>(object: T, name: string, value: unknown): T => Object.create(object, { [name]: { value } }) as T
 
 /** Turns $1 into a parameter of Drizzle. */
-function statement(text: string, values: Parameter[]): ReturnType<typeof sql> {
+function statement(text: string, values: (string | null)[]): ReturnType<typeof sql> {
   return sql.join(text.split(/\$(\d+)/).map((part, at) => (at % 2 === 0 ? sql.raw(part) : sql`${values[Number(part) - 1]}`)))
 }
 

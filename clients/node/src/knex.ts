@@ -2,7 +2,6 @@
 import type { Knex } from 'knex'
 import { poolOver } from './adapter.js'
 import type { PoolLike } from './postgres.js'
-import type { Parameter } from './values.js'
 
 export function knexPool<Record extends object = any>(knex: Knex<Record>): PoolLike<Knex.Transaction<Record>> {
   const { dialect, config } = knex.client as { dialect?: string; config?: Knex.Config }
@@ -33,12 +32,12 @@ export function knexPool<Record extends object = any>(knex: Knex<Record>): PoolL
     },
     async query(text, values, tx) {
       // Knex takes parameters as ?, in the order of the text.
-      const order: Parameter[] = []
+      const order: (string | null)[] = []
       const sql = text.replaceAll('?', '\\?').replace(/\$(\d+)/g, (_, number: string) => {
         order.push(values[Number(number) - 1]!)
         return '?'
       })
-      const { rows } = await (tx ?? knex).raw(sql, order.map((value) => (value instanceof Uint8Array ? Buffer.from(value) : value))) as { rows: never[] }
+      const { rows } = await (tx ?? knex).raw(sql, order) as { rows: never[] }
       return rows
     },
   })

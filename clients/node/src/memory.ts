@@ -294,13 +294,13 @@ export class MemoryIdempotency extends Idempotency<MemoryTransaction> {
   }
 }
 
-/** The double as the pool of an ORM, whose statements have the name of a function as their text, and its arguments as their values. */
+/** The double as the pool of an ORM, whose statements have the name of a function as their text, and the list of its arguments as their value. */
 function poolOf(memory: Memory): PoolLike<MemoryTransaction> {
   const checks = statements('public') as unknown as Record<string, (...given: unknown[]) => unknown>
   const made = Object.fromEntries(Object.keys(checks).map((name) => [name, (...given: unknown[]) => {
     // Refuses the arguments that the client would not send to the server.
     checks[name]!(...given)
-    return { text: name, values: given, read: ([row]: { value: unknown }[]) => row!.value }
+    return { text: name, values: [given], read: ([row]: { value: unknown }[]) => row!.value }
   }]))
   const perform = async (name: string, given: unknown[], tx: MemoryTransaction): Promise<Row[]> => {
     const value = await (memory.on(tx)[name as keyof Core] as (...given: unknown[]) => Promise<unknown>)(...given)
@@ -322,7 +322,8 @@ function poolOf(memory: Memory): PoolLike<MemoryTransaction> {
   return {
     ...poolOver<MemoryTransaction>({
       max: Infinity, begin,
-      async query(name, given, handle) {
+      async query(name, values, handle) {
+        const [given] = values as unknown as [unknown[]]
         if (handle) return perform(name, given, handle.itself)
         const { tx, commit, rollback } = await begin()
         try {

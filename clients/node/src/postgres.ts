@@ -9,7 +9,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { Adapter } from './adapter.js'
 import { asIdempotencyError, IdempotencyError, sqlstateOf, TimedOut, TransactionEnded } from './errors.js'
 import type { Row, Statement, Statements } from './functions.js'
-import { describe, LONGEST_TIMER, remembered, type Parameter } from './values.js'
+import { asText, describe, LONGEST_TIMER, remembered, type Parameter } from './values.js'
 
 /** A method of an ORM's pool. A symbol, because a pool that extends pg.Pool can have a begin() of its own. */
 export const BEGIN: unique symbol = Symbol('begin')
@@ -336,7 +336,7 @@ export class Session {
     for (const command of commands) {
       const { text, values } = command
       if (command.isSent === false) command.isSent = true
-      const result = await this.#client.query({ text, values })
+      const result = await this.#client.query({ text, values: values.map(asText) })
       answers.push({ tag: result.command, rows: result.rows })
     }
     return answers
@@ -519,7 +519,8 @@ export async function performOnPool<T>(pool: PoolLike, statement: Statement<T>, 
 
 /** Runs a statement in the user's own transaction. */
 export async function performOn<T>(handle: Handle, statement: Statement<T>, adapter: Adapter<any> | undefined): Promise<T> {
-  const { text, values } = statement
+  const { text } = statement
+  const values = statement.values.map(asText)
   const client = handle as PoolClientLike
   // Other handles, such as TypeORM's, have a query() that would send the statement and return another type.
   if (!adapter && !(typeof client.query === 'function' && typeof client.removeListener === 'function')) {

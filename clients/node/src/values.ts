@@ -14,7 +14,7 @@ export type Json = string | number | boolean | null | Json[] | { [name: string]:
 /** Response headers; several values of one header are a list. */
 export type Headers = Record<string, string | string[]>
 
-export type Parameter = string | Uint8Array | null
+export type Parameter = string | Buffer | null
 
 /** A conversion that keeps null. */
 const orNull = <T extends Parameter>(convert: (value: unknown, name: string) => T) => (value: unknown, name: string): T | null =>
@@ -50,6 +50,9 @@ export const bytes = orNull((value, name) => {
   throw new TypeError(`${name} must be a Buffer, not ${describe(value)}`)
 })
 
+/** A parameter as text. Some drivers, such as pg-native, would send bytes as text that ends at their first NUL. */
+export const asText = (value: Parameter): string | null => (Buffer.isBuffer(value) ? `\\x${value.toString('hex')}` : value)
+
 /** A document's text. */
 export const json = orNull((value, name) => jsonOf(value, `${name} contains`))
 
@@ -58,10 +61,8 @@ export function array(values: unknown, name: string, element: (value: unknown, n
   if (values === null) return null
   if (!Array.isArray(values)) throw new TypeError(`${name} must be an array, not ${describe(values)}`)
   const elements = Array.from(values as unknown[], (value, at) => {
-    const made = element(value, `${name}[${at}]`)
-    if (made === null) return 'NULL'
-    const plain = typeof made === 'string' ? made : `\\x${Buffer.from(made).toString('hex')}`
-    return `"${plain.replaceAll('\\', '\\\\').replaceAll('"', '\\"')}"`
+    const made = asText(element(value, `${name}[${at}]`))
+    return made === null ? 'NULL' : `"${made.replaceAll('\\', '\\\\').replaceAll('"', '\\"')}"`
   })
   return `{${elements.join(',')}}`
 }

@@ -111,14 +111,30 @@ both('a key: claimed, completed, replayed, erased, forgotten', async (core) => {
   await assert.rejects(core.complete('scope', one, 200, { claimToken: 1n }), ClaimNotFound)
 })
 
-both('bytes are stored as they are', async (core) => {
+async function storesBytes(core: Core): Promise<void> {
   const one = key()
   const bytes = Buffer.from(Array.from({ length: 256 }, (_, at) => at))
-  const { claimToken } = await core.claim('scope', one, { requestHash: await core.requestHash('PUT', '/', bytes) })
+  const requestHash = await core.requestHash('PUT', '/', bytes)
+  const { claimToken } = await core.claim('scope', one, { requestHash })
   await core.complete('scope', one, 200, { body: bytes, claimToken })
-  const replay = await core.claim('scope', one)
+  const replay = await core.claim('scope', one, { requestHash })
   assert.ok(replay.responseBytes!.equals(bytes))
   assert.equal(replay.responseBody, null)
+  assert.ok((await core.lookup('scope', one))!.requestHash!.equals(requestHash))
+}
+both('bytes are stored as they are', storesBytes)
+
+test('bytes are stored as they are by a driver that sends every parameter as text, as pg-native does', async () => {
+  const pool = world.pool()
+  const textual = {
+    async connect() {
+      const client = await pool.connect()
+      const { release, on, removeListener } = client
+      const query = ({ text, values }: { text: string; values: unknown[] }) => client.query({ text, values: values.map((value) => (value === null ? null : String(value))) })
+      return { query, release: release.bind(client), on: on.bind(client) as any, removeListener: removeListener.bind(client) }
+    },
+  }
+  await storesBytes(new Idempotency(textual, { schema: world.schema }))
 })
 
 both('failed claims are the next attempt\'s, released ones are as new', async (core) => {
