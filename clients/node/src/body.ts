@@ -50,7 +50,7 @@ export async function parseBody(req: ParsedRequest, raw: Buffer, limit: number):
 }
 
 /** The document that a parser has made is compared, with the files beside it. */
-async function parsedBody(req: Pick<ParsedRequest, 'method' | 'originalUrl' | 'headers' | 'body'> & Files): Promise<{ document: string; body: Buffer }> {
+async function parsedBody(req: Pick<ParsedRequest, 'method' | 'originalUrl' | 'headers' | 'body'> & Files): Promise<Buffer> {
   const document = JSON.stringify(req.body ?? null) ?? 'null'
   const files = filesBeside(req)
   // Express 4 sets {} for a body that it does not parse. express-fileupload, whose files have mv(), sets nothing if there are no fields.
@@ -61,21 +61,21 @@ async function parsedBody(req: Pick<ParsedRequest, 'method' | 'originalUrl' | 'h
     throw new TypeError(`${req.method} ${req.originalUrl}: the body was read before the guard, and is not in req.body, so it cannot be compared`)
   }
   const contents = await Promise.all(files.map(describedFile))
-  return { document, body: Buffer.from(files.length === 0 ? document : JSON.stringify({ ...req.body, 'files of the request': contents })) }
+  return Buffer.from(files.length === 0 ? document : JSON.stringify({ ...req.body, 'files of the request': contents }))
 }
 
 /** The files of multer, express-fileupload and formidable. */
 interface Files { file?: any; files?: object }
 
-/** The body of a request in Express or NestJS, as it is compared. unread has its bytes if no parser has read them, and document the parsed body as JSON. */
-export async function bodyOf(request: any, limit: number): Promise<Omit<Compared, 'method' | 'path'> & { body: Buffer; form?: object | undefined; unread?: Buffer; document?: string }> {
+/** The body of a request in Express or NestJS, as it is compared. unread has its bytes if no parser has read them. */
+export async function bodyOf(request: any, limit: number): Promise<Omit<Compared, 'method' | 'path'> & { body: Buffer; form?: object | undefined; unread?: Buffer }> {
   const raw = request.raw ?? request
   const { 'content-type': contentType, 'content-encoding': contentEncoding } = request.headers
   const body = [request.rawBody, request.body].find((one): one is Buffer => Buffer.isBuffer(one))
   if (body) return { body, contentType, contentEncoding }
   if (raw.readableEnded || request._body) {
     const isForm = /^(multipart\/form-data|application\/x-www-form-urlencoded)\b/i.test(contentType ?? '')
-    return { ...await parsedBody(request), contentType: 'application/json', form: isForm ? request.body ?? {} : undefined }
+    return { body: await parsedBody(request), contentType: 'application/json', form: isForm ? request.body ?? {} : undefined }
   }
   const unread = await wholeBody(raw, limit)
   return { body: unread, contentType, contentEncoding, unread }

@@ -105,9 +105,9 @@ const failed = (next: Next) => (error: unknown): void =>
 async function handle(client: Client<any>, options: ExpressOptions<any> & { isMiddleware?: boolean }, kind: 'request' | 'job',
   handler: (req: ExpressRequest, res: ServerResponse, next: Next) => unknown, req: ExpressRequest, res: ServerResponse): Promise<void> {
   const limit = options.bodyLimit ?? BODY_LIMIT
-  const { unread, document, ...body } = await bodyOf(req, limit)
-  req.rawBody = body.body
-  const parseAgain = unread ? await parseBody(req, unread, limit) : document === undefined ? undefined : () => JSON.parse(document) as unknown
+  const { unread, ...body } = await bodyOf(req, limit)
+  req.rawBody ??= body.body
+  const parseAgain = unread && await parseBody(req, unread, limit)
   const { next: nextBefore } = req as { next?: Next }
   const prepared = preparation(req, unread)
   await serveHeld(client, {

@@ -148,10 +148,13 @@ function parserOf(request: any): (() => unknown) | undefined {
     })
     validate?.(made)
     // Restores members that hooks have added or changed.
-    for (const [name, value] of members) if (!Object.hasOwn(made, name) || typeof value !== 'object') made[name] = value
+    for (const [name, value] of members) if (!Object.hasOwn(made, name) || kindOf(value) !== kindOf(made[name])) made[name] = value
     return made
   }
 }
+
+/** The prototype of an object. A value that is no object has none, and is of another kind than each other value. */
+const kindOf = (value: unknown): unknown => (typeof value === 'object' && value !== null ? Object.getPrototypeOf(value) : {})
 
 // Its hooks apply to the application that registers the plugin, not to a context of its own.
 Object.assign(idempotency, { [Symbol.for('skip-override')]: true, [Symbol.for('fastify.display-name')]: 'pg-idempotency' })

@@ -168,6 +168,15 @@ for (const [name, express] of [['Express 5', express5], ['Express 4', express4]]
     const login = (req: any, _res: any, next: () => void): void => { req.user = 'ann'; next() }
     app.post('/change/:id', login, guarded(change))
     app.post('/parsed/:id', login, express.json({ verify: (req: any, _: unknown, bytes: Buffer) => { req.rawBody = bytes } }), guarded(change))
+    const validate = (req: any, _res: any, next: () => void): void => { req.body.tags = new Set(req.body.list); next() }
+    const textOf = express.json({ verify: (req: any, _: unknown, bytes: Buffer) => { req.rawBody = String(bytes) } })
+    app.post('/validated', textOf, validate, guarded(async (req, res: any) => {
+      const found = JSON.stringify([[...req.body.tags], req.body.list, req.rawBody])
+      req.body.list.push('again')
+      req.body.tags = req.rawBody = null as never
+      await conflict(req.idempotency.tx)
+      res.send(found)
+    }))
     app.post('/left', guarded(async (req, res: any) => {
       if (tries % 2 === 0) setTimeout(() => { res.send('too late') }, 500)
       await conflict(req.idempotency.tx)
@@ -194,6 +203,8 @@ for (const [name, express] of [['Express 5', express5], ['Express 4', express4]]
         const { text } = await post(shop, `/${path}/7`, '{"amount": 5, "list": []}', keyed())
         assert.deepEqual(JSON.parse(text), [{ amount: 5, list: [] }, { id: '7' }, null, null, 'ann', '{"amount": 5, "list": []}'])
       }
+      const validated = await post(shop, '/validated', '{"list":  [1, 2]}', keyed())
+      assert.deepEqual([validated.status, JSON.parse(validated.text)], [200, [[1, 2], [1, 2], '{"list":  [1, 2]}']], 'it has what the parser and the validator have made')
       const left = await post(shop, '/left', '{}', keyed())
       assert.deepEqual([left.status, left.text], [200, 'in time'])
       const one = key()
@@ -564,6 +575,12 @@ test('a body in Fastify is parsed again for another try, and not copied for the 
     app.post('/change', guardedRoute, change)
     app.post('/schema', { ...guardedRoute, schema }, change)
     app.post('/hooks', { ...guardedRoute, preHandler: async (request: any) => { request.body.by = 'ann'; request.body.owner = { id: 7 } } }, change)
+    app.post('/validated', { ...guardedRoute, preHandler: async ({ body }: any) => { body.tags = new Set(body.tags); body.note = null } }, async (request: any) => {
+      const text = JSON.stringify([request.body.tags.size, request.body.note])
+      Object.assign(request.body, { tags: 'mine', note: 'mine' })
+      await again(request)
+      return text
+    })
     app.post('/replaced', { ...guardedRoute, preHandler: async (request: any) => { request.body = { instead: [request.body.amount] } } }, async (request: any) => {
       const text = JSON.stringify(request.body)
       request.body.instead.push('again')
@@ -578,6 +595,7 @@ test('a body in Fastify is parsed again for another try, and not copied for the 
       ['/change', '{"amount": 5, "deep": {"a": [1]}}', { amount: 5, deep: { a: [1] } }], ['/change', '[1, {"a": 2}]', [1, { a: 2 }]],
       ['/schema', '{"amount": "5"}', { amount: 5, kind: 'plain' }], ['/hooks', '{"amount": 5}', { amount: 5, by: 'ann', owner: { id: 7 } }],
       ['/replaced', '{"amount": 5}', { instead: [5] }],
+      ['/validated', '{"tags": ["a", "b"], "note": {}}', [2, null]],
     ] as const) {
       tries = 0
       const { text } = await post(shop, path, body, keyed())
