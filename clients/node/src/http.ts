@@ -188,7 +188,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
     // A rejected promise that is not handled would end the process.
     Promise.resolve(scope as unknown).catch(() => undefined)
     throw new TypeError(`the option scope returned ${scope === '' ? "''" : describe(scope)}, which is not a user or tenant: for a visitor who has ` +
-      "not logged in, return an id of the session, or throw an error that refuses the visitor")
+      "not logged in, return the id of a stored session, or throw an error that refuses the visitor")
   }
   if (Buffer.byteLength(scope) > MAX_SCOPE || scope.includes('\0') || !scope.isWellFormed()) {
     return refusal('scope-invalid', 'Invalid scope', 400, `The user of this request is not named by 1 to ${MAX_SCOPE} bytes of text.`)
