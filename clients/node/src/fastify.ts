@@ -153,7 +153,7 @@ function parserOf(request: any): (() => unknown) | undefined {
   }
 }
 
-/** The prototype of an object. A value that is no object has none, and is of another kind than each other value. */
+/** The prototype of an object. Any other value has a kind of its own. */
 const kindOf = (value: unknown): unknown => (typeof value === 'object' && value !== null ? Object.getPrototypeOf(value) : {})
 
 // Its hooks apply to the application that registers the plugin, not to a context of its own.

@@ -37,8 +37,7 @@ export function knexPool<Record extends object = any>(knex: Knex<Record>): PoolL
         order.push(values[Number(number) - 1]!)
         return '?'
       })
-      const { rows } = await (tx ?? knex).raw(sql, order) as { rows: never[] }
-      return rows
+      return (await (tx ?? knex).raw(sql, order) as { rows: never[] }).rows
     },
   })
 }

@@ -322,8 +322,7 @@ function poolOf(memory: Memory): PoolLike<MemoryTransaction> {
   return {
     ...poolOver<MemoryTransaction>({
       max: Infinity, begin,
-      async query(name, values, handle) {
-        const [given] = values as unknown as [unknown[]]
+      async query(name, [given]: any[], handle) {
         if (handle) return perform(name, given, handle.itself)
         const { tx, commit, rollback } = await begin()
         try {

@@ -519,8 +519,7 @@ export async function performOnPool<T>(pool: PoolLike, statement: Statement<T>, 
 
 /** Runs a statement in the user's own transaction. */
 export async function performOn<T>(handle: Handle, statement: Statement<T>, adapter: Adapter<any> | undefined): Promise<T> {
-  const { text } = statement
-  const values = statement.values.map(asText)
+  const [text, values] = [statement.text, statement.values.map(asText)]
   const client = handle as PoolClientLike
   // Other handles, such as TypeORM's, have a query() that would send the statement and return another type.
   if (!adapter && !(typeof client.query === 'function' && typeof client.removeListener === 'function')) {
