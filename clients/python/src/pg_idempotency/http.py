@@ -199,6 +199,8 @@ class Exchange:
         """The body was read to its end."""
         self.undone = False
         """A guard has begun, and has neither committed nor replayed a response."""
+        self.claimed: set[tuple[str, str] | None] = set()
+        """The scopes and keys of guards that run, or have committed or replayed a response."""
         self._request = (method, path)
         self._name = f"{method} {path.split('?')[0]}"
         self.length = length or 0
@@ -265,6 +267,14 @@ class Exchange:
             compared = guard.fingerprint(request, bytes(self._kept))
             return request_hash(*self._request, compared.encode() if isinstance(compared, str) else compared)
         return hash_of_body(*self._request, self.content_type, self._kept, left_out(guard.fingerprint))
+
+    def claim(self, scope: str, key: str) -> tuple[str, str]:
+        """Raises RuntimeError if a guard of this request has claimed them before: this one would replay its response."""
+        if (scope, key) in self.claimed:
+            raise RuntimeError(f"{self._name} calls two functions with a guard, or one of them twice, and the second call would replay "
+                               "the first one's response: write one guard, above the endpoint of the route, and call functions without one")
+        self.claimed.add((scope, key))
+        return scope, key
 
     def refuses(self, status: int) -> bool:
         return self.undone and 200 <= status < 300
@@ -426,6 +436,7 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
     scope, key = "", None
     tries = 0
     call: Call | None = None
+    claimed: tuple[str, str] | None = None
     answers: list[Answer] = []
     raised: list[BaseException] = []
 
@@ -467,6 +478,8 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
                            wait_ms=guard.wait_ms, ttl=guard.ttl, lease=guard.lease, lease_ms=guard.lease_ms,
                            timeout=guard.timeout, timeout_ms=guard.timeout_ms, store=guard.store,
                            max_response_size=guard.max_response_size, as_text=True)
+        if key is not None:
+            claimed = exchange.claim(scope, call.key)
 
         async def perform(call: Any) -> Result:
             if key is None:
@@ -482,6 +495,7 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
                 raise
             call = replace(call, request_hash=exchange.hash_of_bytes())
             result = await perform(call)
+        exchange.undone = not result.replayed and not call.commits(result.status)
     except Exception as error:
         refusal = _refused(error, error in raised, call is not None, guard)
         if refusal is None:
@@ -489,7 +503,8 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
         return refusal
     finally:
         raised.clear()                      # or it is kept, by way of its traceback, with the body
-    exchange.undone = not result.replayed and not call.commits(result.status)
+        if exchange.undone:                 # middleware can try again
+            exchange.claimed.discard(claimed)
     if result.replayed:
         return _replay(result)
     # After job.finish(), the stored response goes out.  The endpoint's own one can have cookies beside it.
