@@ -254,9 +254,9 @@ class SessionLease:
     async def __aenter__(self) -> Session:
         return self.session
 
-    async def __aexit__(self, *error: Any) -> Any:
-        leave = self.detach()
-        return await leave(*error) if leave else None
+    async def __aexit__(self, *error: Any) -> None:
+        if leave := self.detach():
+            await leave(*error)
 
     async def abort(self) -> bool | None:
         """End the session of a handler that does not return, or whose session is gone, so that a pool gets it back.
