@@ -1,11 +1,14 @@
 """Django: the guard of a view, and requests and jobs on Django's connection."""
 
+import gc
 import io
 import json
 import os
+import signal
 import threading
 import time
 import unittest
+from contextlib import suppress
 
 import psycopg
 import pytest
@@ -275,6 +278,25 @@ def test_a_guard_before_the_checks_of_a_class_is_an_error(serve):
         return HttpResponse("ok")
 
     assert serve(dispatch)(new_key()).content == b"ok"
+
+
+def test_processes_share_no_connection_after_a_fork(core):
+    """They would read each other's answers."""
+    def server(tx):
+        with tx.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            return Response(200, str(cursor.fetchone()[0]))
+
+    own = core.request("u", new_key(), server).body
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        with suppress(BaseException):
+            gc.collect()
+            os._exit(int(core.request("u", new_key(), server).body == own))
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert core.request("u", new_key(), server).body == own
 
 
 def test_middleware_that_tries_again(serve, Effect, effects):

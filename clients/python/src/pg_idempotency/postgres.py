@@ -66,8 +66,9 @@ def scope_is_elsewhere(error: BaseException) -> bool:
 class Backend(Protocol):
     """Where sessions come from."""
 
-    source: Any
-    """Two backends of the same pool have the same source."""
+    @property
+    def source(self) -> Any:
+        """Two backends of the same pool have the same source."""
 
     is_pool: bool
     """Takes connections back in any thread or task.  Otherwise they are left where they were entered."""
