@@ -90,7 +90,7 @@ def test_a_function_that_hides_errors(database, effects):
     """A failed COMMIT is an error, also if the manager of the connection ends it."""
     name, key = new_key(), new_key()
     with psycopg.connect("", autocommit=True) as connection:
-        connection.execute("CREATE TABLE deferred (name text UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+        connection.execute("CREATE TABLE checked_at_commit (name text UNIQUE DEFERRABLE INITIALLY DEFERRED)")
 
     @contextmanager
     def lend():
@@ -99,7 +99,7 @@ def test_a_function_that_hides_errors(database, effects):
 
     def work(tx):
         tx.execute("INSERT INTO effects VALUES (%s)", (name,))
-        tx.execute("INSERT INTO deferred VALUES ('a'), ('a')")
+        tx.execute("INSERT INTO checked_at_commit VALUES ('a'), ('a')")
         return Response(201)
 
     def block():
@@ -111,6 +111,27 @@ def test_a_function_that_hides_errors(database, effects):
         with pytest.raises(psycopg.errors.UniqueViolation):
             call()
     assert effects(name) == 0 and idem.lookup("u", key).state != "completed"
+
+
+@pytest.mark.parametrize("job", [False, True])
+def test_the_exception_of_a_signal_handler_ends_the_wait_of_a_claim(pool, job):
+    """As Celery's soft time limit, which comes only once."""
+    class SoftTimeLimit(Exception):
+        pass
+
+    def ring(*_):
+        raise SoftTimeLimit
+
+    idem, key, before = Idempotency(pool), new_key(), signal.signal(signal.SIGALRM, ring)
+    with idem.transaction() as tx:
+        idem.on(tx).claim("u", key)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        try:
+            with pytest.raises(SoftTimeLimit):
+                (Idempotency(pool.connection).job if job else Idempotency(pool.connection).request)("u", key, None, wait="20s")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
 
 def test_a_silent_server_costs_one_connection(database, monkeypatch):

@@ -26,7 +26,7 @@ from .functions import (Headers, HeldClaim, Interval, Statement, as_json, held, 
 from .handlers import Deadline, in_handler, refuse_nested
 from .intervals import seconds
 from .keys import request_hash, step_key
-from .postgres import connection_lost, pool_exhausted, scope_is_elsewhere
+from .postgres import DRIVERS, connection_lost, pool_exhausted, scope_is_elsewhere
 from .shards import MOVE_WAIT, Server, Servers
 from .runtimes import ABORT_DELAY, Runtime, Work, answered, maybe_await
 from .telemetry import TRACEPARENT, Progress, Telemetry
@@ -320,7 +320,8 @@ class Core:
                 try:
                     return SessionLease(session, server, manager), await self._answered(session, lambda: first(server, session), limit)
                 except BaseException as error:
-                    dead = session.lost or connection_lost(error)
+                    # The exception of a signal handler closes a connection, too.
+                    dead = connection_lost(error) or session.lost and type(error).__module__.startswith(DRIVERS)
                     await manager.__aexit__(type(error), error, error.__traceback__)
                     raise
             except Exception as error:

@@ -26,7 +26,7 @@ from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, 
 from .functions import Interval, Statement
 from .handlers import timeout_seconds
 from .keys import request_hash, request_hasher
-from .postgres import connection_lost, pool_exhausted
+from .postgres import DRIVERS, connection_lost, pool_exhausted
 from .runtimes import maybe_await
 
 STORED_HEADERS = ("Content-Type", "Content-Encoding", "Content-Language", "Content-Disposition", "Location", "ETag",
@@ -415,7 +415,7 @@ def _refused(error: BaseException, was_raised: bool, has_begun: bool, guard: Gua
     The framework answers what the scope function raises, before the call has_begun."""
     if isinstance(error, IdempotencyError):
         return None if was_raised and not isinstance(error, ANSWERED) else _refusal(error, guard)
-    found = from_error(error) if type(error).__module__.startswith(("psycopg", "sqlalchemy", "django.db")) else None
+    found = from_error(error) if type(error).__module__.startswith(DRIVERS) else None
     if isinstance(found, ActionIdAhead):
         return _refusal(found, guard)
     state = sqlstate(error)

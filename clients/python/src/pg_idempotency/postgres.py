@@ -40,6 +40,9 @@ task that uses it."""
 CONNECT_LIMIT = 10
 """Seconds that a server has for a new connection, by default."""
 
+DRIVERS = "psycopg", "sqlalchemy", "django.db", "asyncpg"
+"""The modules of errors that come from the database."""
+
 
 def pool_exhausted(error: BaseException) -> bool:
     """The pool of psycopg or SQLAlchemy had no connection in time, or too many callers wait for one."""
