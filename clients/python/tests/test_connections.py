@@ -2,10 +2,11 @@
 
 import asyncio
 import os
+import queue
 import signal
 import threading
 import time
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 
 import psycopg
@@ -58,6 +59,79 @@ def test_a_connection_of_a_function_is_left_before_the_replay_returns(database, 
         assert effects(name) == 100
 
     asynchronously(test)
+
+
+def test_connections_of_the_other_kind_are_refused(pool, asynchronously):
+    """Those of threads would block the event loop, and wait for each other."""
+    @contextmanager
+    def lend():
+        raise AssertionError
+        yield
+
+    @asynccontextmanager
+    async def lend_async():
+        raise AssertionError
+        yield
+
+    async def test(_, async_pool):
+        for source in pool, lend:
+            with pytest.raises(TypeError, match="an AsyncConnectionPool"):
+                await AsyncIdempotency(source).request("u", new_key(), lambda tx: Response())
+        for source in async_pool, lend_async:
+            with pytest.raises(TypeError, match="a ConnectionPool"):
+                Idempotency(source).request("u", new_key(), lambda tx: Response())
+
+    asynchronously(test)
+    with psycopg.connect("", autocommit=True) as connection:        # one for both kinds
+        assert Idempotency(lambda: nullcontext(connection)).once("kinds", new_key())
+
+
+def test_a_function_that_hides_errors(database, effects):
+    """A failed COMMIT is an error, also if the manager of the connection ends it."""
+    name, key = new_key(), new_key()
+    with psycopg.connect("", autocommit=True) as connection:
+        connection.execute("CREATE TABLE checked_at_commit (name text UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+
+    @contextmanager
+    def lend():
+        with psycopg.connect("") as connection, suppress(psycopg.Error):
+            yield connection
+
+    def work(tx):
+        tx.execute("INSERT INTO effects VALUES (%s)", (name,))
+        tx.execute("INSERT INTO checked_at_commit VALUES ('a'), ('a')")
+        return Response(201)
+
+    def block():
+        with idem.transaction() as tx:
+            work(tx)
+
+    idem = Idempotency(lend)
+    for call in (lambda: idem.request("u", key, work), lambda: idem.job("u", key, lambda job: job.finish(work)), block):
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            call()
+    assert effects(name) == 0 and idem.lookup("u", key).state != "completed"
+
+
+@pytest.mark.parametrize("job", [False, True])
+def test_the_exception_of_a_signal_handler_ends_the_wait_of_a_claim(pool, job):
+    """As Celery's soft time limit, which comes only once."""
+    class SoftTimeLimit(Exception):
+        pass
+
+    def ring(*_):
+        raise SoftTimeLimit
+
+    idem, key, before = Idempotency(pool), new_key(), signal.signal(signal.SIGALRM, ring)
+    with idem.transaction() as tx:
+        idem.on(tx).claim("u", key)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        try:
+            with pytest.raises(SoftTimeLimit):
+                (Idempotency(pool.connection).job if job else Idempotency(pool.connection).request)("u", key, None, wait="20s")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
 
 def test_a_silent_server_costs_one_connection(database, monkeypatch):
@@ -272,7 +346,7 @@ def test_a_pool_that_is_open_at_a_fork_is_refused(database, opened):
 def test_a_fork_while_another_thread_holds_a_lock(database, shared):
     """The child waits for no thread of its parent."""
     held, release, key = threading.Event(), threading.Event(), new_key()
-    found = getattr(runtimes, shared)
+    found = getattr(runtimes, shared)()
 
     def hold():
         with found._changed if shared == "_watchdog" else found._lock:
@@ -294,6 +368,51 @@ def test_a_fork_while_another_thread_holds_a_lock(database, shared):
     finally:
         release.set()
         thread.join()
+
+
+def test_what_gevent_replaces_after_the_import_is_used(database):
+    """As in a worker of gunicorn --preload: a lock or queue of real threads would block all greenlets."""
+    replaced = {threading: "Condition", queue: "SimpleQueue"}
+    child = os.fork()
+    if not child:
+        with suppress(BaseException), ConnectionPool("", min_size=1) as pool:
+            for module, name in replaced.items():
+                setattr(module, name, type(name, (getattr(module, name),), {}))
+            idem, key = Idempotency(pool), new_key()
+            for number in range(2):
+                assert idem.request("u", key, lambda tx: Response(201)).replayed == bool(number)
+            assert type(runtimes._watchdog()._changed) is threading.Condition
+            assert type(runtimes._deferring()._queue) is queue.SimpleQueue
+            os._exit(0)
+        os._exit(2)
+    assert ends_within(child, 10) == 0
+
+
+def test_threads_that_begin_at_once_share_no_call(monkeypatch):
+    """Each of them can make a watchdog: a call that has ended is watched by neither."""
+    made, both = [], threading.Barrier(2)
+
+    class Slow(runtimes._Watchdog):
+        def __init__(self):
+            super().__init__()
+            made.append(self)
+            both.wait(10)
+
+    monkeypatch.setattr(runtimes, "_Watchdog", Slow)
+    runtimes._watchdog.cache_clear()
+
+    def call():
+        async def abort():
+            raise AssertionError
+        assert runtimes.run(runtimes.SyncRuntime.bounded(lambda: 1, 60, abort)) == 1
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    runtimes._watchdog.cache_clear()
+    assert len(made) == 2 and not any(one._watched for one in made)
 
 
 def test_a_fork_during_a_request(database):

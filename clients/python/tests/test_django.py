@@ -1,11 +1,14 @@
 """Django: the guard of a view, and requests and jobs on Django's connection."""
 
+import gc
 import io
 import json
 import os
+import signal
 import threading
 import time
 import unittest
+from contextlib import suppress
 
 import psycopg
 import pytest
@@ -247,6 +250,78 @@ def test_methods_of_classes_and_template_responses(serve, Effect, effects):
         send = serve(Order.as_view())
         first, again = send(key), send(key)
     assert first.content == again.content == key.encode() and replayed(again) and effects(key) == 1
+
+
+def test_a_guard_before_the_checks_of_a_class_is_an_error(serve):
+    """A replay would skip its mixins, and a redirect to the login would be stored."""
+    from django.contrib.auth.mixins import LoginRequiredMixin
+
+    class Order(LoginRequiredMixin, View):
+        def post(self, request):
+            raise AssertionError
+
+    for wrong in Order.as_view(), login_required(Order.as_view()), Order.dispatch:
+        with pytest.raises(TypeError, match=r"in dispatch\(\), such as LoginRequiredMixin"):
+            guard()(wrong)
+
+    @method_decorator([transaction.non_atomic_requests, guard()], name="dispatch")
+    class Early(Order):
+        pass
+
+    from django.urls import path
+    urlpatterns[:] = [path("o", Early.as_view())]
+    with pytest.raises(TypeError, match=r"in dispatch\(\), such as LoginRequiredMixin"):
+        Client().post("/o", HTTP_IDEMPOTENCY_KEY=new_key())
+
+    @guard()
+    def dispatch(request):
+        return HttpResponse("ok")
+
+    assert serve(dispatch)(new_key()).content == b"ok"
+
+
+def test_processes_share_no_connection_after_a_fork(core):
+    """They would read each other's answers."""
+    def server(tx):
+        with tx.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            return Response(200, str(cursor.fetchone()[0]))
+
+    own = core.request("u", new_key(), server).body
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        with suppress(BaseException):
+            gc.collect()
+            os._exit(int(core.request("u", new_key(), server).body == own))
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert core.request("u", new_key(), server).body == own
+
+
+def test_middleware_that_tries_again(serve, Effect, effects):
+    """What was rolled back runs again, and what was committed does not run, and sends no other response."""
+    key, commits = new_key(), []
+
+    @guard()
+    def view(request):
+        Effect.objects.create(name=key)
+        if not commits:
+            raise Failure
+        return HttpResponse("done")
+
+    def outer(request):
+        try:
+            view(request)
+        except Failure:
+            commits.append(True)
+            view(request)
+        return view(request)
+
+    send = serve(outer)
+    for _ in range(2):
+        assert send(key).status_code == 500 and effects(key) == 1
+    assert serve(view)(key).content == b"done"
 
 
 def test_rest_framework(serve, Effect, effects):

@@ -147,6 +147,48 @@ def test_a_guard_that_cannot_run_is_an_error(idem):
         Guard(scope=lambda request: "u")(login_required(lambda: ""))
 
 
+def test_two_guards_in_a_request_do_not_share_a_response(idem, effects):
+    """They need not if each has a scope of its own, or if the first one was rolled back."""
+    app, name, scopes, fails = Flask(__name__), new_key(), {"reserve": "u", "pay": "u"}, [1]
+
+    def guarded(place):
+        @Guard(scope=lambda request: scopes[place])
+        def view():
+            insert(name + request.path + place)
+            if fails:
+                raise LookupError(fails.pop())
+            return place, 201
+        return view
+
+    reserve, pay = guarded("reserve"), guarded("pay")
+
+    @app.post("/both")
+    def both():
+        try:
+            reserve()
+        except LookupError:
+            reserve()
+        return pay()
+
+    @app.post("/twice")
+    def twice():
+        reserve()
+        return reserve()
+
+    install(app, idem)
+    app.testing = True
+    for path in "/both", "/twice":
+        key = new_key()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=f"POST {path} calls two functions with a guard"):
+                buy(app, key, path=path)
+            assert effects(name + path + "reserve") == 1
+    scopes["pay"], key = "u, pay", new_key()
+    answers = [buy(app, key, path="/both") for _ in range(2)]
+    assert [(answer.text, replayed(answer)) for answer in answers] == [("pay", False), ("pay", True)]
+    assert [effects(name + "/both" + place) for place in scopes] == [2, 1]
+
+
 # The sender
 
 

@@ -1,6 +1,9 @@
 """SQLAlchemy: the handler's Connection or Session is in the claim's transaction."""
 
 import asyncio
+import gc
+import os
+import signal
 import threading
 import time
 from contextlib import nullcontext, suppress
@@ -257,6 +260,33 @@ def test_duplicates_run_once(core, effects):
         thread.join(20)
     assert [result.status for result in results] == [201] * 20
     assert effects(key) == 1
+
+
+def test_processes_share_no_connection_after_a_fork(database):
+    """They would read each other's answers."""
+    engine, of_asyncpg = create_engine("postgresql+psycopg2://", pool_size=1), create_async_engine("postgresql+asyncpg://")
+    core, own, pool = Idempotency(SQLAlchemy(engine)), [], of_asyncpg.pool
+    AsyncIdempotency(SQLAlchemy(of_asyncpg))
+
+    def server():
+        return core.request("u", new_key(), lambda tx: Response(200, str(tx.scalar(text("SELECT pg_backend_pid()"))))).body
+
+    def nested(tx):
+        return core.once("u", new_key())
+
+    own.append(server())
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        with suppress(BaseException):
+            gc.collect()
+            with pytest.raises(RuntimeError, match="second connection"):
+                core.request("u", new_key(), nested)
+            os._exit(int(server() in own or of_asyncpg.pool is pool))
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [server()] == own
+    engine.dispose()
 
 
 def test_a_dead_connection_of_the_pool_is_replaced(database):

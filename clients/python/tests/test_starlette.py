@@ -205,6 +205,38 @@ def test_a_guard_that_cannot_run_is_an_error(asynchronously):
     asynchronously(test)
 
 
+@pytest.mark.parametrize("how", ["at once", "in a job"])
+def test_two_guards_that_run_at_once_do_not_share_a_response(asynchronously, effects, how):
+    async def test(idem, pool):
+        key, name = new_key(), new_key()
+
+        @Guard(scope=lambda request: "u", wait="5s")
+        async def reserve(request):
+            await insert(request, name)
+            await asyncio.sleep(0.1)
+            return PlainTextResponse("reserved", 201)
+
+        @Guard(scope=lambda request: "u", wait="5s", job=True)
+        async def job(request):
+            await reserve(request)
+            return PlainTextResponse("done", 201)
+
+        async def both(request):
+            for found in await asyncio.gather(reserve(request), reserve(request), return_exceptions=True):
+                if isinstance(found, Exception):
+                    raise found
+            return PlainTextResponse("done", 201)
+
+        app = Starlette(routes=[Route("/o", job if how == "in a job" else both, methods=["POST"])])
+        install(app, idem)
+        answer = await ask(app, key)
+        assert answer.status == 500 and "POST /o calls two functions with a guard" in str(answer.escaped)
+        assert effects(name) == (how == "at once")
+        assert (await idem.lookup("u", key)).state == ("completed" if how == "at once" else "failed")
+
+    asynchronously(test)
+
+
 def test_a_plugin_that_has_its_application_is_no_layer(asynchronously):
     """It can be mounted there, so that the applications lead to each other."""
     class Plugin:

@@ -26,7 +26,7 @@ from .functions import (Headers, HeldClaim, Interval, Statement, as_json, held, 
 from .handlers import Deadline, in_handler, refuse_nested
 from .intervals import seconds
 from .keys import request_hash, step_key
-from .postgres import connection_lost, pool_exhausted, scope_is_elsewhere
+from .postgres import DRIVERS, connection_lost, pool_exhausted, scope_is_elsewhere
 from .shards import MOVE_WAIT, Server, Servers
 from .runtimes import ABORT_DELAY, Runtime, Work, answered, maybe_await
 from .telemetry import TRACEPARENT, Progress, Telemetry
@@ -254,9 +254,9 @@ class SessionLease:
     async def __aenter__(self) -> Session:
         return self.session
 
-    async def __aexit__(self, *error: Any) -> Any:
-        leave = self.detach()
-        return await leave(*error) if leave else None
+    async def __aexit__(self, *error: Any) -> None:
+        if leave := self.detach():
+            await leave(*error)
 
     async def abort(self) -> bool | None:
         """End the session of a handler that does not return, or whose session is gone, so that a pool gets it back.
@@ -320,7 +320,8 @@ class Core:
                 try:
                     return SessionLease(session, server, manager), await self._answered(session, lambda: first(server, session), limit)
                 except BaseException as error:
-                    dead = session.lost or connection_lost(error)
+                    # The exception of a signal handler closes a connection, too.
+                    dead = connection_lost(error) or session.lost and type(error).__module__.startswith(DRIVERS)
                     await manager.__aexit__(type(error), error, error.__traceback__)
                     raise
             except Exception as error:

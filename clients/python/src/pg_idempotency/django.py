@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from typing import Any, TypeVar
@@ -36,6 +37,8 @@ __all__ = ["Access", "Django", "Guard", "IdempotencyMiddleware", "client"]
 
 View = TypeVar("View", bound=Callable[..., Any])
 KEY = "_pg_idempotency"
+DISPATCH = re.compile(r"[^>]\.dispatch$")
+"""The method of a class, and not a function in another."""
 REST_FRAMEWORK = "the guard would run before the authentication of REST framework: write it above a method, or below @api_view"
 
 
@@ -77,7 +80,10 @@ class Guard(http.Guard):
             raise TypeError("Django's transactions are synchronous: a view with a guard must not be a coroutine function")
         if hasattr(view, "cls"):
             raise TypeError(REST_FRAMEWORK)
-        if not isinstance(view, functools.partial) and not hasattr(view, "view_class"):     # method_decorator's, as_view()'s
+        if hasattr(view, "view_class") or DISPATCH.search(getattr(getattr(view, "func", view), "__qualname__", "")):
+            raise TypeError("the guard would run before what the class checks in dispatch(), such as LoginRequiredMixin: write "
+                            '@method_decorator(Guard(...), name="post") above the class')
+        if not isinstance(view, functools.partial):         # method_decorator's
             warn_of_decorators(view)
 
         @functools.wraps(view)

@@ -8,6 +8,7 @@ The handler gets the connection.  transaction.atomic() in it is a savepoint, and
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,12 +36,26 @@ class Django:
         return DjangoBackend(self, schema)
 
 
+_aliases: set[str] = set()
+
+
+def _after_fork() -> None:
+    """The connection is the parent's, and two processes would read each other's answers.  Not close(), which would end the parent's session."""
+    for alias in _aliases:
+        connections[alias].connection = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class DjangoBackend:
     is_pool = False
     size = None
 
     def __init__(self, source: Django, schema: str) -> None:
         self.source, self._schema = source, schema
+        _aliases.add(source.using)
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[DjangoSession]:

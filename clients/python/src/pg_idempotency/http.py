@@ -26,7 +26,7 @@ from .errors import (ActionIdAhead, ClaimLost, ClaimNotFound, IdempotencyError, 
 from .functions import Interval, Statement
 from .handlers import timeout_seconds
 from .keys import request_hash, request_hasher
-from .postgres import connection_lost, pool_exhausted
+from .postgres import DRIVERS, connection_lost, pool_exhausted
 from .runtimes import maybe_await
 
 STORED_HEADERS = ("Content-Type", "Content-Encoding", "Content-Language", "Content-Disposition", "Location", "ETag",
@@ -199,6 +199,8 @@ class Exchange:
         """The body was read to its end."""
         self.undone = False
         """A guard has begun, and has neither committed nor replayed a response."""
+        self.claimed: set[tuple[str, str] | None] = set()
+        """The scopes and keys of guards that run, or have committed or replayed a response."""
         self._request = (method, path)
         self._name = f"{method} {path.split('?')[0]}"
         self.length = length or 0
@@ -265,6 +267,14 @@ class Exchange:
             compared = guard.fingerprint(request, bytes(self._kept))
             return request_hash(*self._request, compared.encode() if isinstance(compared, str) else compared)
         return hash_of_body(*self._request, self.content_type, self._kept, left_out(guard.fingerprint))
+
+    def claim(self, scope: str, key: str) -> tuple[str, str]:
+        """Raises RuntimeError if a guard of this request has claimed them before: this one would replay its response."""
+        if (scope, key) in self.claimed:
+            raise RuntimeError(f"{self._name} calls two functions with a guard, or one of them twice, and the second call would replay "
+                               "the first one's response: write one guard, above the endpoint of the route, and call functions without one")
+        self.claimed.add((scope, key))
+        return scope, key
 
     def refuses(self, status: int) -> bool:
         return self.undone and 200 <= status < 300
@@ -405,7 +415,7 @@ def _refused(error: BaseException, was_raised: bool, has_begun: bool, guard: Gua
     The framework answers what the scope function raises, before the call has_begun."""
     if isinstance(error, IdempotencyError):
         return None if was_raised and not isinstance(error, ANSWERED) else _refusal(error, guard)
-    found = from_error(error) if type(error).__module__.startswith(("psycopg", "sqlalchemy", "django.db")) else None
+    found = from_error(error) if type(error).__module__.startswith(DRIVERS) else None
     if isinstance(found, ActionIdAhead):
         return _refusal(found, guard)
     state = sqlstate(error)
@@ -426,6 +436,7 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
     scope, key = "", None
     tries = 0
     call: Call | None = None
+    claimed: tuple[str, str] | None = None
     answers: list[Answer] = []
     raised: list[BaseException] = []
 
@@ -467,6 +478,8 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
                            wait_ms=guard.wait_ms, ttl=guard.ttl, lease=guard.lease, lease_ms=guard.lease_ms,
                            timeout=guard.timeout, timeout_ms=guard.timeout_ms, store=guard.store,
                            max_response_size=guard.max_response_size, as_text=True)
+        if key is not None:
+            claimed = exchange.claim(scope, call.key)
 
         async def perform(call: Any) -> Result:
             if key is None:
@@ -482,6 +495,7 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
                 raise
             call = replace(call, request_hash=exchange.hash_of_bytes())
             result = await perform(call)
+        exchange.undone = not result.replayed and not call.commits(result.status)
     except Exception as error:
         refusal = _refused(error, error in raised, call is not None, guard)
         if refusal is None:
@@ -489,7 +503,8 @@ async def guarded(exchange: Exchange, guard: Guard, request: Any, ask_scope: Cal
         return refusal
     finally:
         raised.clear()                      # or it is kept, by way of its traceback, with the body
-    exchange.undone = not result.replayed and not call.commits(result.status)
+        if exchange.undone:                 # middleware can try again
+            exchange.claimed.discard(claimed)
     if result.replayed:
         return _replay(result)
     # After job.finish(), the stored response goes out.  The endpoint's own one can have cookies beside it.

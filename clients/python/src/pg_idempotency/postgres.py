@@ -40,6 +40,9 @@ task that uses it."""
 CONNECT_LIMIT = 10
 """Seconds that a server has for a new connection, by default."""
 
+DRIVERS = "psycopg", "sqlalchemy", "django.db", "asyncpg"
+"""The modules of errors that come from the database."""
+
 
 def pool_exhausted(error: BaseException) -> bool:
     """The pool of psycopg or SQLAlchemy had no connection in time, or too many callers wait for one."""
@@ -66,8 +69,9 @@ def scope_is_elsewhere(error: BaseException) -> bool:
 class Backend(Protocol):
     """Where sessions come from."""
 
-    source: Any
-    """Two backends of the same pool have the same source."""
+    @property
+    def source(self) -> Any:
+        """Two backends of the same pool have the same source."""
 
     is_pool: bool
     """Takes connections back in any thread or task.  Otherwise they are left where they were entered."""
@@ -415,7 +419,8 @@ class OpenedSession:
         self._session = self._make(self._manager.__enter__() if enter is None else await enter())
         return self._session
 
-    async def __aexit__(self, *error: Any) -> Any:
+    async def __aexit__(self, *error: Any) -> None:
+        """The manager gets the error, but cannot end it: a caller would take a failed COMMIT for a success."""
         try:
             await self._session.rollback()
         except BaseException as failure:
@@ -423,8 +428,7 @@ class OpenedSession:
             raise
         finally:
             leave = getattr(self._manager, "__aexit__", None)
-            left = self._manager.__exit__(*error) if leave is None else await leave(*error)
-        return left
+            self._manager.__exit__(*error) if leave is None else await leave(*error)
 
 
 _pools: WeakSet[PsycopgBackend] = WeakSet()
@@ -451,6 +455,7 @@ class PsycopgBackend:
         self.is_forked = False
         """The pool was open when this process was forked: its threads are missing, and its connections are the parent's."""
         self._connect: Callable[[], Any]
+        self._enter = "__aenter__" if asynchronous else "__enter__"
         if isinstance(source, str):
             self._connect = lambda: _connected(source) if asynchronous else psycopg.connect(source, **_options(source))
         elif callable(getattr(source, "connection", None)):
@@ -470,7 +475,11 @@ class PsycopgBackend:
         if self.is_forked:
             raise RuntimeError("the pool was opened before this process was forked, as with gunicorn --preload: "
                                "open it after the fork, in each process")
-        return OpenedSession(self._connect(), lambda connection: PsycopgSession(connection, self._schema))
+        manager = self._connect()
+        if not hasattr(manager, self._enter):       # or it would block the event loop
+            raise TypeError("use an AsyncConnectionPool, or a function that returns an asynchronous context manager, with AsyncIdempotency, "
+                            "and a ConnectionPool, or a function that returns a synchronous one, with Idempotency")
+        return OpenedSession(manager, lambda connection: PsycopgSession(connection, self._schema))
 
 
 def _options(conninfo: str) -> dict[str, Any]:

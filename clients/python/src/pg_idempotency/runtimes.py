@@ -9,6 +9,7 @@ everything but this file is written once.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import queue
@@ -186,15 +187,21 @@ class _Deferring:
             self._deferred -= 1
 
 
-# Of the process: a program can make many clients.
-_watchdog = _Watchdog()
-_deferring = _Deferring()
+# Of the process: a program can make many clients.  Made at the first use, when gevent has replaced the classes of threading and queue.
+@functools.lru_cache(maxsize=None)
+def _watchdog() -> _Watchdog:
+    return _Watchdog()
+
+
+@functools.lru_cache(maxsize=None)
+def _deferring() -> _Deferring:
+    return _Deferring()
 
 
 def _after_fork() -> None:
     """A child has none of its parent's threads, one of which may have held a lock."""
-    global _watchdog, _deferring
-    _watchdog, _deferring = _Watchdog(), _Deferring()
+    _watchdog.cache_clear()
+    _deferring.cache_clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -244,7 +251,7 @@ class SyncRuntime:
 
     async def defer(self, work: Work) -> None:
         """Run it later; the caller does not wait for it."""
-        _deferring.add(work)
+        _deferring().add(work)
 
     async def finish(self, work: Work) -> None:
         """Run it to its end, also if the caller is cancelled."""
@@ -255,11 +262,12 @@ class SyncRuntime:
         """The result of the work.  When the time that is left is over, or ended() is true, which is asked every second:
         abort(), and after its end None or any error.  A thread cannot be interrupted: it waits until the work returns."""
         watched = _WatchedCall(time.monotonic() + left if left is not None else float("inf"), abort, ended)
+        watchdog = _watchdog()                  # asked once: at the first use, two threads can make one each
         try:
-            _watchdog.add(watched)
+            watchdog.add(watched)
             return await maybe_await(work())
         finally:
-            _watchdog.remove(watched)
+            watchdog.remove(watched)
 
 
 class AsyncRuntime:

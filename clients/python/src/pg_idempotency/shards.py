@@ -47,9 +47,12 @@ class Servers:
     """One server: everything lives there, and nothing moves.  Shards overrides this."""
 
     def __init__(self, server: Server) -> None:
-        self.source = server.backend.source
-        """The pool whose connection a handler holds."""
         self.server = server
+
+    @property
+    def source(self) -> Any:
+        """The pool whose connection a handler holds."""
+        return self.server.backend.source
 
     async def server_of(self, scope: str | None, until: float) -> Server:
         """The server where the scope lives.  Waits until then while the scope is being moved."""

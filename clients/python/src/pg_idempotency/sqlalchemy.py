@@ -11,8 +11,10 @@ savepoint.  A Session that chooses another connection (binds, get_bind(), bind_a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
@@ -45,15 +47,32 @@ class SQLAlchemy:
         return SQLAlchemyBackend(self, schema)
 
 
+_engines: WeakSet[Any] = WeakSet()
+
+
+def _after_fork() -> None:
+    """The connections are the parent's, and two processes would read each other's answers."""
+    for engine in _engines:
+        engine.dispose(close=False)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class SQLAlchemyBackend:
     is_pool = False
     """A transaction is rolled back by the thread that began it: no background thread takes a connection of the engine."""
 
     def __init__(self, source: SQLAlchemy, schema: str) -> None:
-        self.source = source.engine.pool
         self._source, self._schema = source, schema
+        _engines.add(getattr(source.engine, "sync_engine", source.engine))
         size = getattr(self.source, "size", None)
         self.size: int | None = size() if callable(size) else None
+
+    @property
+    def source(self) -> Any:
+        return self._source.engine.pool         # another one after a fork
 
     def session(self) -> OpenedSession:
         return OpenedSession(self._source.engine.connect(), lambda connection: SQLAlchemySession(connection, self._source, self._schema))
