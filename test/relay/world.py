@@ -92,12 +92,12 @@ def stop_server(data):
 class Relay:
     """A running relay; "out" and "log" are files."""
 
-    def __init__(self, world, *options, environment=None, descriptors=(), output=None):
+    def __init__(self, world, *options, environment=None, descriptors=(), output=None, before=None):
         world.relays.append(self)
         name = os.path.join(world.directory, 'relay.%d' % len(world.relays))
         self.out, self.log = name + '.out', name + '.log'
         with open(self.out, 'wb') as out, open(self.log, 'wb') as log:
-            self.process = subprocess.Popen([PROGRAM, *options], stdout=output or out, stderr=log,
+            self.process = subprocess.Popen([PROGRAM, *options], stdout=output or out, stderr=log, preexec_fn=before,
                                             env={**os.environ, **(environment or {})}, pass_fds=descriptors)
 
     def started(self, seconds=20):
