@@ -699,7 +699,7 @@ def deaf_address(world):
 
 
 def log_is_not_read(world):
-    """If nothing reads the log, lines of it are dropped, and the relay goes on."""
+    """If nothing reads the log, the relay drops lines of it, and continues."""
     reader, writer = os.pipe()
     relay = world.relay(*OUT, '--verbose=on', before=lambda: os.dup2(writer, 2))
     os.close(writer)
