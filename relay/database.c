@@ -22,6 +22,7 @@
  *
  *-------------------------------------------------------------------------
  */
+#include <netdb.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,13 +30,13 @@
 #include "clock.h"
 #include "database.h"
 #include "memory.h"
+#include "text.h"
 
 #define SHORTEST_BACKOFF	200
 #define LONGEST_BACKOFF		15000
 #define CONNECT_LIMIT		10000
 #define LONGEST_LOCK_PAUSE	3000
 #define OUTDATED_LIMIT		60000	/* longer than a restart of a server */
-#define FIRST_LIST			9	/* in the settings that libpq gets */
 
 /* The order is that of RelayServer.host_lists. */
 static const char *const host_names[] = {"host", "hostaddr", "port"};
@@ -71,8 +72,12 @@ static const char setup_query[] =
 " WHERE p.name OPERATOR(pg_catalog.=) s.name)";
 
 static void read_hosts(RelayServer *server);
-static void connect_first(RelayDatabase *database, int64_t now);
+static void connect_first(RelayDatabase *database);
+static PGconn *begin(char **lists, const char *string, const char *password,
+					 const char *seconds);
 static char *rotate(const char *list, int by);
+static int	split_first(char **lists, int address, char *why, size_t size);
+static void repeat_first(char **list, int count);
 static void log_notice(void *argument, const char *notice);
 static void socket_ready(void *argument, int fd, int events);
 static void continue_connecting(RelayDatabase *database);
@@ -131,10 +136,10 @@ relay_database_check(RelayServer *server, const char *string)
 
 	server->string = string;
 	read_hosts(server);
-	for (i = 0; i < server->nhosts && database.state != RELAY_DATABASE_IDLE;
-		 i++)
+	for (i = 0; i < server->nhosts * server->naddresses &&
+		 database.state != RELAY_DATABASE_IDLE; i++)
 	{
-		connect_first(&database, relay_now());
+		connect_first(&database);
 		while (database.state == RELAY_DATABASE_CONNECTING ||
 			   database.state == RELAY_DATABASE_SETUP)
 		{
@@ -144,7 +149,7 @@ relay_database_check(RelayServer *server, const char *string)
 		}
 	}
 	reached = database.state == RELAY_DATABASE_IDLE;
-	server->good_host = database.first_host;
+	server->good_try = database.next_host;
 	relay_database_close(&database);
 	return reached;
 }
@@ -175,6 +180,7 @@ read_hosts(RelayServer *server)
 	PQconninfoFree(options);
 	PQfinish(connection);
 	server->nhosts = 1;
+	server->naddresses = 1;
 	c = server->host_lists[0] ? server->host_lists[0] : server->host_lists[1];
 	for (; c && *c; c++)
 		server->nhosts += *c == ',';
@@ -206,7 +212,7 @@ relay_database_work(RelayDatabase *database, int64_t now)
 	if (database->state == RELAY_DATABASE_OFF)
 	{
 		if (now >= database->next_try)
-			connect_first(database, now);
+			connect_first(database);
 		else
 			relay_loop_wake_at(database->server->loop, database->next_try);
 	}
@@ -318,13 +324,33 @@ relay_database_close(RelayDatabase *database)
 /*
  * Begin to connect to the database of a connection string.  libpq proceeds to
  * the next host if a host refuses, but not if a host does not respond.  So if
- * "server" is not NULL, the string is its own, and the number of the first
- * host is "first".  The caller waits, or else "seconds" has no effect.
+ * "server" is not NULL, the string is its own, and "first" is like "next_host"
+ * of a RelayDatabase.  The caller waits, or else "seconds" has no effect.
  */
 PGconn *
 relay_database_start(const RelayServer *server, int first,
 					 const char *string, const char *password,
 					 const char *seconds)
+{
+	char	   *lists[RELAY_HOST_LISTS] = {NULL};
+	char		why[512];
+	int			i;
+
+	for (i = 0; server && i < RELAY_HOST_LISTS; i++)
+		lists[i] = rotate(server->host_lists[i], first % server->nhosts);
+	/* libpq reports a failure in its turn. */
+	if (server)
+		(void) split_first(lists, first / server->nhosts, why, sizeof(why));
+	return begin(lists, string, password, seconds);
+}
+
+/*
+ * Begin to connect with these lists of hosts, or with those of the string.
+ * Releases the lists.
+ */
+static PGconn *
+begin(char **lists, const char *string, const char *password,
+	  const char *seconds)
 {
 	const char *const names[] = {
 		"target_session_attrs", "keepalives_idle", "keepalives_interval",
@@ -334,18 +360,15 @@ relay_database_start(const RelayServer *server, int first,
 		"dbname", "client_encoding", host_names[0], host_names[1],
 		host_names[2], password && *password ? "password" : NULL, NULL
 	};
-	const char *values[] = {
+	const char *const values[] = {
 		"read-write", "10", "5", "3", "20000", "idem-relay", seconds, string,
-		"UTF8", NULL, NULL, NULL, password, NULL
+		"UTF8", lists[0], lists[1], lists[2], password, NULL
 	};
-	PGconn	   *connection;
+	PGconn	   *connection = PQconnectStartParams(names, values, 1);
 	int			i;
 
-	for (i = 0; server && i < RELAY_HOST_LISTS; i++)
-		values[FIRST_LIST + i] = rotate(server->host_lists[i], first);
-	connection = PQconnectStartParams(names, values, 1);
 	for (i = 0; i < RELAY_HOST_LISTS; i++)
-		free((char *) values[FIRST_LIST + i]);
+		free(lists[i]);
 	return connection;
 }
 
@@ -385,24 +408,43 @@ relay_database_wait(PGconn *connection, int64_t limit,
 }
 
 /*
- * Begin to connect.  Each try begins with another host.
+ * Begin to connect.  Each try begins with another host, and after a round with
+ * another address of it.  libpq would not proceed to the next address if one
+ * does not respond.
  */
 static void
-connect_first(RelayDatabase *database, int64_t now)
+connect_first(RelayDatabase *database)
 {
 	RelayServer *server = database->server;
+	char	   *lists[RELAY_HOST_LISTS];
+	char		why[512];
+	int			count;
+	int			i;
 
 	database->no_timeline = server->no_timeline;
 	if (database->losses == 0)
-		database->first_host = server->good_host;
-	database->connection = relay_database_start(server, database->first_host,
-												server->string,
-												server->password, NULL);
+		database->next_host = server->good_try;
+	for (i = 0; i < RELAY_HOST_LISTS; i++)
+		lists[i] = rotate(server->host_lists[i],
+						  database->next_host % server->nhosts);
+	count = split_first(lists, database->next_host / server->nhosts, why,
+						sizeof(why));
+	if (server->naddresses < count)
+		server->naddresses = count;
+	database->state = RELAY_DATABASE_CONNECTING;
+	if (count == 0)
+	{
+		for (i = 0; i < RELAY_HOST_LISTS; i++)
+			free(lists[i]);
+		lose(database, why);
+		return;
+	}
+	database->connection = begin(lists, server->string, server->password,
+								 NULL);
 	if (!database->connection)
 		relay_exit(RELAY_SYSTEM, "out of memory");
 	PQsetNoticeProcessor(database->connection, log_notice, server);
-	database->state = RELAY_DATABASE_CONNECTING;
-	database->deadline = now + CONNECT_LIMIT;
+	database->deadline = relay_now() + CONNECT_LIMIT;
 	relay_loop_wake_at(server->loop, database->deadline);
 	if (PQstatus(database->connection) == CONNECTION_BAD)
 		lose(database, PQerrorMessage(database->connection));
@@ -429,6 +471,84 @@ rotate(const char *list, int by)
 	if (from && from > list)
 		sprintf(rotated, "%s,%.*s", from, (int) (from - list - 1), list);
 	return rotated;
+}
+
+/*
+ * Replace the first host of the lists by its addresses, so that libpq takes
+ * them for hosts, and begin with the one of this number.  Returns how many it
+ * has, or 0 after writing the reason.
+ */
+static int
+split_first(char **lists, int address, char *why, size_t size)
+{
+	struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+	struct addrinfo *found;
+	const struct addrinfo *at;
+	RelayText  *addresses;
+	const char *given = lists[1] && *lists[1] ? lists[1] : NULL;
+	const char *c;
+	char		number[128];
+	char	   *host;
+	int			count = 0;
+	int			error;
+	int			i;
+
+	/* A directory of sockets, libpq's default, or a host with its address. */
+	if (!lists[0] || strchr("/@,", lists[0][0]) || (given && *given != ','))
+		return 1;
+	host = relay_copy(lists[0]);
+	host[strcspn(host, ",")] = '\0';
+	error = getaddrinfo(host, NULL, &hints, &found);
+	if (error)
+		snprintf(why, size, "could not translate host name \"%s\" to "
+				 "address: %s", host, gai_strerror(error));
+	free(host);
+	if (error)
+		return 0;
+	for (at = found; at; at = at->ai_next)
+		count++;
+	addresses = relay_text_new();
+	for (i = 0, at = found; i < address % count; i++)
+		at = at->ai_next;
+	for (i = 0; i < count; i++)
+	{
+		(void) getnameinfo(at->ai_addr, at->ai_addrlen, number, sizeof(number),
+						   NULL, 0, NI_NUMERICHOST);
+		relay_text_addf(addresses, i > 0 ? ",%s" : "%s", number);
+		at = at->ai_next ? at->ai_next : found;
+	}
+	freeaddrinfo(found);
+	/* The other hosts have as many commas, and perhaps addresses. */
+	for (c = given ? given : lists[0]; *c; c++)
+	{
+		if (given || *c == ',')
+			relay_text_add_char(addresses, *c);
+	}
+	free(lists[1]);
+	lists[1] = relay_copy(addresses->data);
+	relay_text_free(addresses);
+	repeat_first(&lists[0], count);
+	/* One port is that of all hosts. */
+	if (lists[2] && strchr(lists[2], ','))
+		repeat_first(&lists[2], count);
+	return count;
+}
+
+/*
+ * Repeat the first element of a list with commas, so that it is there "count"
+ * times.
+ */
+static void
+repeat_first(char **list, int count)
+{
+	RelayText  *repeated = relay_text_new();
+
+	while (count-- > 1)
+		relay_text_addf(repeated, "%.*s,", (int) strcspn(*list, ","), *list);
+	relay_text_add(repeated, *list);
+	free(*list);
+	*list = relay_copy(repeated->data);
+	relay_text_free(repeated);
 }
 
 /*
@@ -674,8 +794,7 @@ lose(RelayDatabase *database, const char *why)
 	{
 		/* The server that it did not reach can be the newest. */
 		database->server->outdated_since = 0;
-		database->first_host = (database->first_host + 1) %
-			database->server->nhosts;
+		database->next_host++;
 	}
 	if (!*why)
 		why = "connection lost";

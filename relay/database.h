@@ -58,7 +58,8 @@ typedef struct RelayServer
 	/* From the string; each has "nhosts" elements, or one, or is NULL. */
 	char	   *host_lists[RELAY_HOST_LISTS];
 	int			nhosts;
-	int			good_host;		/* number of the one that worked at start */
+	int			naddresses;		/* of a host, at most, as far as known */
+	int			good_try;		/* the "next_host" that worked at start */
 
 	unsigned	timeline;		/* the last that was used; 0: unknown */
 	int64_t		outdated_since; /* each try reached an older one; or 0 */
@@ -107,7 +108,8 @@ typedef struct RelayDatabase
 	bool		is_utf8;		/* the database's encoding */
 	unsigned	timeline;		/* of the server; 0: unknown */
 	bool		no_timeline;	/* this connection does not ask for it */
-	int			first_host;		/* number of the host to try first */
+	int			next_host;		/* number of the host to try first, and
+								 * "nhosts" more for its next address */
 	uint64_t	losses;			/* connections lost, or not made */
 } RelayDatabase;
 

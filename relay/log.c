@@ -8,18 +8,26 @@
  *
  *-------------------------------------------------------------------------
  */
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "log.h"
+
+#define PATIENCE	1000		/* with a slow reader, in milliseconds */
 
 static const char *const level_names[] = {"debug", "info", "warning", "error"};
 
 /* Whether the lines are JSON. */
 static bool as_json;
 
+/* Lines that were not written since the last one. */
+static int	dropped;
+
+static bool can_write(void);
 static void write_line(const char *level, const char *format, va_list args)
 			RELAY_FORMAT(2, 0);
 static void write_json(const char *date, long ms, const char *level,
@@ -42,9 +50,34 @@ relay_log(RelayLevel level, const char *format,...)
 {
 	va_list		args;
 
+	flockfile(stderr);
+	if (dropped > 0 && can_write())
+	{
+		int			count = dropped;
+
+		dropped = 0;
+		relay_log(RELAY_WARNING, "%d line(s) of the log are missing, because "
+				  "nothing read the log", count);
+	}
 	va_start(args, format);
-	write_line(level_names[level], format, args);
+	if (can_write())
+		write_line(level_names[level], format, args);
+	else
+		dropped++;
 	va_end(args);
+	funlockfile(stderr);
+}
+
+/*
+ * Return whether standard error accepts a line.  Otherwise a program that has
+ * stopped reading it would stop the relay, too.  Only the first line waits.
+ */
+static bool
+can_write(void)
+{
+	struct pollfd errors = {.fd = STDERR_FILENO,.events = POLLOUT};
+
+	return poll(&errors, 1, dropped > 0 ? 0 : PATIENCE) > 0;
 }
 
 /*
@@ -58,7 +91,8 @@ relay_exit(int status, const char *format,...)
 	va_list		args;
 
 	va_start(args, format);
-	write_line("fatal", format, args);
+	if (can_write())
+		write_line("fatal", format, args);
 	va_end(args);
 	exit(status);
 }

@@ -337,7 +337,7 @@ relay_pipeline_work(RelaySink *sink, int64_t now)
 	if (pipeline->timeline && server->timeline &&
 		pipeline->timeline != server->timeline)
 	{
-		pipeline->first_host = (pipeline->first_host + 1) % server->nhosts;
+		pipeline->first_host++;
 		/* None of those in flight is the cause. */
 		pipeline->next = NULL;
 		while (sink->in_flight.last)

@@ -24,7 +24,7 @@ typedef struct RelayPipeline
 	bool		has_outbox;		/* the database has these messages */
 
 	PGconn	   *connection;
-	int			first_host;		/* number of the host to try first */
+	int			first_host;		/* as "next_host" of a RelayDatabase */
 	unsigned	timeline;		/* of its server, if it has the outbox; or 0 */
 	char		statement[32];	/* the name of the prepared one */
 	int			fd;

@@ -93,8 +93,11 @@ relay_begin(Relay *relay, int argc, char **argv, bool check_only)
 	sigaddset(&relay->signals, SIGTERM);
 	sigaddset(&relay->signals, SIGINT);
 	sigaddset(&relay->signals, SIGHUP);
-	sigprocmask(SIG_BLOCK, &relay->signals, NULL);
+	if (!check_only)
+		sigprocmask(SIG_BLOCK, &relay->signals, NULL);
 	signal(SIGPIPE, SIG_IGN);
+	/* A parent can have passed on that it is ignored. */
+	signal(SIGCHLD, SIG_DFL);
 
 	raise_limit();
 	relay_loop_begin(&relay->loop);

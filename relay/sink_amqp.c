@@ -12,7 +12,7 @@
  * librabbitmq waits while it connects, in a thread.  After that a message
  * is handed over only while the socket accepts data, and frames are read as
  * they arrive.  If a message is larger than what the socket accepts at once,
- * librabbitmq waits again for the rest, up to "timeout".
+ * librabbitmq waits again for the rest.  deadline.c limits that to "timeout".
  *
  * A broker that is short of memory or disk announces that, and confirms
  * nothing until it announces the end.  Meanwhile the sink is paused, and the
@@ -39,6 +39,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "deadline.h"
 #include "event.h"
 #include "json.h"
 #include "memory.h"
@@ -48,6 +49,7 @@
 #define FRAME_MAX		131072	/* bytes */
 #define HEARTBEAT		10		/* seconds */
 #define SHORT_TEXT		255		/* bytes of a short string, at most */
+#define SMALL			16384	/* bytes that fit into a free socket */
 
 typedef struct Amqp
 {
@@ -413,6 +415,10 @@ deliver(RelaySink *sink, RelayMessage *message)
 						   "bytes", SHORT_TEXT);
 	else
 	{
+		timer_t		timer;
+		bool		is_limited = content.len > SMALL &&
+			relay_deadline_set(&timer, sink->timeout, 0, amqp->fd);
+
 		message->tag = ++amqp->tag;
 		if (!*routing_key)
 			routing_key = message->topic;
@@ -420,6 +426,8 @@ deliver(RelaySink *sink, RelayMessage *message)
 									amqp_cstring_bytes(exchange),
 									amqp_cstring_bytes(routing_key), 1, 0,
 									&properties, content);
+		if (is_limited)
+			relay_deadline_clear(timer);
 		if (status != AMQP_STATUS_OK)
 			relay_sink_down(sink, "%s", amqp_error_string2(status));
 	}

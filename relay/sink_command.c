@@ -282,14 +282,18 @@ child_ends(void *argument, int fd, int events)
 {
 	Child	   *child = argument;
 	RelayMessage *message = child->message;
-	int			result;
-	int			status;
+	int			result = 0;
+	pid_t		ended = waitpid(child->pid, &result, WNOHANG);
+	int			status = WEXITSTATUS(result);
 
-	if (waitpid(child->pid, &result, WNOHANG) != child->pid)
+	if (ended == 0)
 		return;
 	child->pid = 0;
-	status = WEXITSTATUS(result);
-	if (child->late)
+	/* Its descriptor stays readable, so this is an end, too. */
+	if (ended < 0)
+		relay_sink_failed(message, RELAY_FAILED, 0, "the status of the "
+						  "command is lost: %s", strerror(errno));
+	else if (child->late)
 		relay_sink_refused(message, -1, "the command took longer than "
 						   "\"timeout\"");
 	else if (WIFSIGNALED(result))

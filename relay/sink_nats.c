@@ -30,6 +30,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "clock.h"
+#include "deadline.h"
 #include "event.h"
 #include "json.h"
 #include "memory.h"
@@ -144,9 +146,13 @@ static bool
 connect_sink(RelaySink *sink, char *why, size_t size)
 {
 	Nats	   *nats = sink->state;
+	const char *url = relay_section_text(sink->section, "url");
 	natsOptions *options = NULL;
 	natsStatus	status;
 	char		subject[LONGEST_REPLY];
+	int64_t		began = relay_now();
+	int64_t		limit = sink->timeout * 2;
+	timer_t		timer;
 
 	if (!nats->mailbox)
 	{
@@ -165,6 +171,18 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 		mailboxes = nats->mailbox;
 	}
 	nats->mailbox->closed = false;
+	/* Time for a TLS handshake, and for the other steps of each server. */
+	while ((url = strchr(url, ',')))
+	{
+		limit += sink->timeout;
+		url++;
+	}
+	/* The library waits for a TLS handshake without limit. */
+	if (!relay_deadline_set(&timer, limit, sink->timeout, -1))
+	{
+		snprintf(why, size, "could not set a timer: %s", strerror(errno));
+		return false;
+	}
 	status = natsOptions_Create(&options);
 	if (status == NATS_OK)
 		status = set_options(sink->section, options);
@@ -178,6 +196,9 @@ connect_sink(RelaySink *sink, char *why, size_t size)
 										 nats->mailbox);
 	if (status == NATS_OK)
 		status = natsConnection_Connect(&nats->connection, options);
+	relay_deadline_clear(timer);
+	if (status == NATS_SSL_ERROR && relay_now() - began >= limit)
+		status = NATS_TIMEOUT;
 	natsOptions_Destroy(options);
 	if (status == NATS_OK)
 		status = natsInbox_Create(&nats->inbox);

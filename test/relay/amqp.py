@@ -5,7 +5,7 @@ import socket
 import subprocess
 import time
 
-from proxies import Gate
+from proxies import Gate, SlowLink
 from rabbit import Proxy, Rabbit, certificate
 from world import PROGRAM, equal, expect, free_port, until
 
@@ -229,6 +229,29 @@ def stuck(world):
     connection.close()
 
 
+def slow_link(world):
+    """A message that a link accepts too slowly delays other sinks only up to "timeout"."""
+    start(world)
+    connection, channel = broker.channel()
+    channel.queue_declare('orders', durable=True)
+    with socket.create_server(('127.0.0.1', 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        SlowLink(listener, lambda: socket.create_connection(('127.0.0.1', broker.port)), 200000, from_client=True)
+        running = world.relay('--r.sink=amqp', '--r.topics=orders', '--r.timeout=1s', '--out.sink=stdout', '--out.topics=out',
+                              '--r.url=amqp://guest:guest@127.0.0.1:%d/%%2f' % listener.getsockname()[1]).started()
+        world.publish('orders', '1')
+        world.all_acked(1)
+        world.publish('orders', '"%s"' % ('x' * 8000000))
+        until('it is taken', lambda: world.leased() == 1)
+        time.sleep(0.5)
+        message = world.publish('out')
+        until('another sink delivers', lambda: world.outbox(message)[0] == 'acked', 12)
+        equal('the status', running.stop(), 0)
+        listener.shutdown(socket.SHUT_RDWR)
+    channel.queue_purge('orders')
+    connection.close()
+
+
 def over_tls(world):
     start(world)
     connection, channel = broker.channel()
@@ -261,5 +284,6 @@ TESTS = [
     ('amqp: a broker without disk is waited for', without_disk),
     ('amqp: a connection that ends while a broker is without disk is made again', lost_without_disk),
     ('amqp: a broker that stops reading in mid-message is given up', stuck),
+    ('amqp: a link that accepts a message slowly delays no other sink', slow_link),
     ('amqp: over TLS, with a certificate of one\'s own', over_tls),
 ]

@@ -1,6 +1,7 @@
 # The sink "command", and the common behaviour of all sinks.
 
 import os
+import signal
 import time
 
 from world import equal, expect, until
@@ -41,6 +42,16 @@ def inherits_nothing(world):
                             descriptors=[other.fileno()]).started()
     world.all_acked(1)
     equal('attempts', world.query('SELECT attempt FROM idem_outbox'), [(1,)])
+    equal('the status', relay.stop(), 0)
+
+
+def inherits_ignored_signal(world):
+    """A parent can ignore SIGCHLD, and its children inherit that."""
+    message, failed = world.publish('t'), world.publish('t', '"bad"')
+    relay = world.relay('--c.sink=command', '--c.topics=*', '--c.command=if grep -q bad; then exit 3; fi',
+                        before=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN)).started()
+    until('it is delivered', lambda: world.outbox(message)[0] == 'acked', 10)
+    until('it is refused', lambda: world.outbox(failed)[3] == 'the command ended with status 3: ', 10)
     equal('the status', relay.stop(), 0)
 
 
@@ -180,6 +191,7 @@ TESTS = [
     ('a command gets the message', run_for_each),
     ('a command does not get the password of the database', without_password),
     ('a command inherits no descriptor of the relay', inherits_nothing),
+    ('a command ends even if the relay inherits that SIGCHLD is ignored', inherits_ignored_signal),
     ('a bad payload ends as a dead letter, alone', dies_alone),
     ('a sink that is down costs no attempt', deferred),
     ('while a sink is down, others go on', others_go_on),

@@ -1,12 +1,14 @@
 # NATS JetStream: a server in a process of its own, and a small client.
 
 import base64
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 
 from rabbit import certificate
@@ -250,6 +252,32 @@ def over_tls(world):
     server.stop()
 
 
+def stalled_handshake(world):
+    """A server that does not answer the TLS handshake is given up."""
+    asked = []
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                asked.append(listener.accept()[0])
+                asked[-1].sendall(b'INFO {"server_id":"x","proto":1,"headers":true,"max_payload":1000000,"tls_required":true}\r\n')
+
+    with socket.create_server(('127.0.0.1', 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        options = ['--n.sink=nats', '--n.topics=*', '--n.url=tls://localhost:%d' % listener.getsockname()[1]]
+        running = world.relay(*options, '--n.timeout=500ms').started()
+        until('it is tried again', lambda: len(asked) > 1)
+        expect(running.said(), 'sink "n" is paused: Timeout' in running.said())
+        equal('the status', running.stop(), 0)
+        done = subprocess.run([PROGRAM, *options, '--n.timeout=500ms', '--check'], capture_output=True, text=True, timeout=30)
+        equal('the status of --check', (done.returncode, 'cannot be reached: Timeout' in done.stderr), (69, True))
+        asked.clear()
+        check = world.relay(*options, '--n.timeout=1h', '--check')
+        until('it is asked', lambda: asked)
+        equal('the status after a signal', check.stop(), -signal.SIGTERM)
+        listener.shutdown(socket.SHUT_RDWR)
+
+
 TESTS = [
     ('nats: a message with its headers is stored once', delivers),
     ('nats: relays and server are killed; each message is stored, in order', killed),
@@ -257,5 +285,6 @@ TESTS = [
     ('nats: a server that does not read delays no other sink', does_not_read),
     ('nats: an answer that is not that of a stream is no confirm', answers_itself),
     ('nats: a subject that gets no confirm delays no other one', no_confirms),
+    ('nats: a server that does not answer the TLS handshake is given up', stalled_handshake),
     ('nats: over TLS, with a password in a file', over_tls),
 ]

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import amqp
 from endpoint import Endpoint
-from proxies import Cutter, Gate, SlowLink
+from proxies import Cutter, Forwarder, Gate, SlowLink
 from world import PROGRAM, Broken, World, deaf_port, equal, expect, free_port, until
 
 OUT = ('--out.sink=stdout', '--out.topics=*')
@@ -680,6 +680,39 @@ def deaf_host(world):
         equal('the status', relay.stop(), 0)
 
 
+def deaf_address(world):
+    """If an address of a host does not answer, the relay skips it."""
+    with socket.create_server(('127.0.0.1', 0)) as listener:
+        port = listener.getsockname()[1]
+        Forwarder(listener, server_socket)
+        # It accepts connections, and no program reads from them.
+        with socket.create_server(('127.0.0.2', port)):
+            world.publish('t')
+            relay = world.relay(*OUT, '--database=host=two.test port=%d' % port,
+                                environment=world.preload('clock_mock', 'resolver_mock')).started()
+            world.all_acked(1)
+            world.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'idem-relay'")
+            world.publish('t')
+            world.all_acked(2)
+            equal('the status', relay.stop(), 0)
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def log_is_not_read(world):
+    """If nothing reads the log, the relay drops lines of it, and continues."""
+    reader, writer = os.pipe()
+    relay = world.relay(*OUT, '--verbose=on', before=lambda: os.dup2(writer, 2))
+    os.close(writer)
+    with open(reader, 'rb') as log:
+        os.set_blocking(reader, False)
+        world.query("SELECT count(idem_publish('t', '1')) FROM generate_series(1, 1500)")
+        world.all_acked(1500, 30)
+        said = log.read()
+        equal('the status', relay.stop(), 0)
+        said += log.read()
+    expect(said[-2000:], b' line(s) of the log are missing' in said and said.endswith(b': stopped\n'))
+
+
 TESTS = [
     ('a take whose result is too large for the connection is repeated with fewer messages', large_take),
     ('a message that arrives slowly is delivered, and delays the others only once', slow_take),
@@ -690,6 +723,7 @@ TESTS = [
     ('of several hosts, the primary is found after a failover', fails_over),
     ('after a pause longer than the leases, no message that is held is taken again', sleeps_longer_than_leases),
     ('of several hosts, one that is switched off is passed', deaf_host),
+    ('of several addresses of a host, one that does not answer is passed', deaf_address),
     ('standard output gets a line for each message, in order per key', prints),
     ('standard output may be a pipe that is read slowly', to_pipe),
     ('SIGHUP: a line of which a pipe has only a part spoils no other', cut_line),
@@ -707,6 +741,7 @@ TESTS = [
     ('SIGHUP: a second one can follow at any time', reloads_twice),
     ('SIGHUP while the database is away: the relay waits for it', reloads_without_database),
     ('systemd is told', tells_systemd),
+    ('a log that is not read does not stop the relay', log_is_not_read),
     ('metrics are served', shows_metrics),
     ('the steps of README.md work, with the sample and the unit', step_by_step),
     ('metrics: a database that refuses calls is not up', without_execute),

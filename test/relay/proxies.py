@@ -30,17 +30,17 @@ class Forwarder:
 
 
 class SlowLink(Forwarder):
-    """Forwards at most "rate" bytes per second of each connection to its client."""
+    """Forwards at most "rate" bytes per second of each connection in one direction."""
 
-    def __init__(self, listener, connect, rate):
-        self.rate = rate
+    def __init__(self, listener, connect, rate, from_client=False):
+        self.rate, self.from_client = rate, from_client
         super().__init__(listener, connect)
 
     def copy(self, source, target, from_client):
         with contextlib.suppress(OSError), source, target:
             source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
             while data := source.recv(8192):
-                time.sleep(0 if from_client else len(data) / self.rate)
+                time.sleep(len(data) / self.rate if from_client == self.from_client else 0)
                 target.sendall(data)
 
 

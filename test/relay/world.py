@@ -92,12 +92,12 @@ def stop_server(data):
 class Relay:
     """A running relay; "out" and "log" are files."""
 
-    def __init__(self, world, *options, environment=None, descriptors=(), output=None):
+    def __init__(self, world, *options, environment=None, descriptors=(), output=None, before=None):
         world.relays.append(self)
         name = os.path.join(world.directory, 'relay.%d' % len(world.relays))
         self.out, self.log = name + '.out', name + '.log'
         with open(self.out, 'wb') as out, open(self.log, 'wb') as log:
-            self.process = subprocess.Popen([PROGRAM, *options], stdout=output or out, stderr=log,
+            self.process = subprocess.Popen([PROGRAM, *options], stdout=output or out, stderr=log, preexec_fn=before,
                                             env={**os.environ, **(environment or {})}, pass_fds=descriptors)
 
     def started(self, seconds=20):
@@ -200,12 +200,13 @@ class World:
         finally:
             configure(None)
 
-    def preload(self, name):
-        """The environment of a relay that loads one of the mocks beside this file."""
-        mock = os.path.join(self.directory, name + '.so')
-        subprocess.run(['cc', '-shared', '-fPIC', '-o', mock, os.path.join(os.path.dirname(os.path.abspath(__file__)), name + '.c')],
-                       check=True)
-        return {'LD_PRELOAD': mock, 'ASAN_OPTIONS': 'verify_asan_link_order=0'}
+    def preload(self, *names):
+        """The environment of a relay that loads these mocks, which are beside this file."""
+        mocks = [os.path.join(self.directory, name + '.so') for name in names]
+        for name, mock in zip(names, mocks):
+            source = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + '.c')
+            subprocess.run(['cc', '-shared', '-fPIC', '-o', mock, source], check=True)
+        return {'LD_PRELOAD': ':'.join(mocks), 'ASAN_OPTIONS': 'verify_asan_link_order=0'}
 
     def publish(self, topic, payload='{}', key=None, headers=None):
         return self.query('SELECT idem_publish(%s, %s, %s, %s)::text', topic, payload, key, headers)[0][0]
