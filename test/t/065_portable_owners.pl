@@ -28,9 +28,38 @@ sub new_database
 
 sub install
 {
-	my ($role) = @_;
+	my ($role, $home) = @_;
 
-	$node->command_ok([ 'psql', '-X', '-q', '-d', $node->connstr('shop') . " user=$role", '-f', $script ], "the script, by $role");
+	$node->command_ok([ 'psql', '-X', '-q', '-d', $node->connstr('shop') . " user=$role", '-v', 'schema=' . ($home || 'idem'), '-f', $script ], "the script, by $role");
+	return;
+}
+
+# The result of idem_health for the tables and the rights of their owner
+sub reported
+{
+	my ($home) = @_;
+
+	return $node->safe_psql('shop', "SELECT status || ': ' || detail FROM $home.idem_health() WHERE check_name = 'tables'");
+}
+
+sub is_closed
+{
+	my ($home, $name) = @_;
+
+	is(reported($home), 'ok: all tables and sequences can be used', "$name: idem_health reports no role");
+	return;
+}
+
+# A role can get the rights of the functions' owner, until the statement that idem_health names.
+sub is_open
+{
+	my ($home, $role, $name) = @_;
+	my $report = reported($home);
+	my ($remedy) = $report =~ /^critical: \Q$role\E can get all rights of role "postgres", which owns the functions: ([^;]*); calls/;
+
+	ok($remedy, "$name: idem_health reports it") or diag($report);
+	by('postgres', $remedy);
+	is_closed($home, $remedy);
 	return;
 }
 
@@ -57,6 +86,7 @@ foreach (@ways)
 	# A row of another table has types with casts.
 	new_database();
 	$install->();
+	is_closed($home, $way);
 	by('tenant', qq{
 		CREATE SCHEMA m;
 		CREATE TYPE m.trick AS (a int);
@@ -138,6 +168,39 @@ foreach my $state ('CREATE SCHEMA idem AUTHORIZATION tenant', 'CREATE SCHEMA ide
 	by('postgres', $state);
 	$node->command_fails_like([ 'psql', '-X', '-q', '-d', $node->connstr('shop') . ' user=postgres', '-v', 'schema=idem', '-f', $script ],
 		qr/schema "idem" is not safe/, "no installation by a superuser after $state");
+}
+
+# The rights of the functions' owner
+foreach (
+	[ 'postgres', 'idem' ],
+	[ 'tenant', 'idem' ],
+	[ 'tenant', 'public' ])
+{
+	my ($role, $home) = @$_;
+
+	new_database();
+	by('tenant', 'DROP FUNCTION attack()');
+	install($role, $home);
+	is_closed($home, "the script in schema $home, by $role");
+}
+my $dump = $node->basedir . '/public.dump';
+$node->command_ok([ 'pg_dump', '-Fc', '-d', $node->connstr('shop'), '-f', $dump ], q{the owner's installation in schema public is dumped});
+$node->safe_psql('postgres', 'DROP DATABASE shop');
+$node->safe_psql('postgres', 'CREATE DATABASE shop OWNER tenant');
+$node->command_ok([ 'pg_restore', '--no-owner', '-d', $node->connstr('shop'), $dump ], 'and restored by a superuser');
+is_open('public', 'role "tenant"', q{a superuser's functions in the schema of the database's owner});
+
+new_database();
+by('postgres', 'CREATE SCHEMA idem; ' . sprintf($extension, 'idem'));
+is_closed('idem', q{a superuser's extension in its own schema});
+foreach (
+	[ 'PUBLIC', 'GRANT CREATE ON SCHEMA idem TO PUBLIC' ],
+	[ 'role "tenant"', 'GRANT CREATE ON SCHEMA idem TO tenant' ],
+	[ 'role "tenant"', 'GRANT CREATE ON SCHEMA idem TO pg_database_owner' ],
+	[ 'role "tenant"', 'ALTER SCHEMA idem OWNER TO tenant' ])
+{
+	by('postgres', $_->[1]);
+	is_open('idem', $_->[0], $_->[1]);
 }
 
 # Other functions in the schema
