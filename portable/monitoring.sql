@@ -103,7 +103,8 @@ BEGIN
 					f.grantee::regrole, count(*), '@S@'::regnamespace) END
 			FROM @S@.idem_p_open_functions() AS f GROUP BY f.grantee
 		UNION ALL
-		-- The bodies call functions by the name of their schema.  A member of the owner's role has its rights anyway.
+		-- The bodies call functions by the name of their schema, and run triggers.  A member of the owner's role
+		-- has its rights anyway.
 		SELECT 'idem_p_installation', format('%s can get all rights of role "%s", which owns the functions: %s',
 				coalesce('role "' || nullif(r.oid, 0)::regrole || '"', 'PUBLIC'), CURRENT_USER, c.remedy)
 			FROM pg_namespace AS n
@@ -114,6 +115,10 @@ BEGIN
 				SELECT a.grantee, format('REVOKE CREATE ON SCHEMA %s FROM %s', n.oid::regnamespace,
 						coalesce(nullif(a.grantee, 0)::regrole::text, 'PUBLIC'))
 					FROM aclexplode(n.nspacl) AS a WHERE a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
+				UNION ALL
+				SELECT p.proowner, format('DROP TRIGGER %I ON %s', t.tgname, k.oid::regclass)
+					FROM pg_class AS k JOIN pg_trigger AS t ON t.tgrelid = k.oid JOIN pg_proc AS p ON p.oid = t.tgfoid
+					WHERE k.relnamespace = n.oid AND starts_with(k.relname::text, 'idem_')
 			) AS c (creator, remedy)
 			CROSS JOIN LATERAL (SELECT CASE WHEN c.creator = 'pg_database_owner'::regrole THEN d.datdba ELSE c.creator END) AS r (oid)
 			WHERE n.oid = '@S@'::regnamespace AND (r.oid = 0 OR NOT pg_has_role(r.oid, CURRENT_USER, 'MEMBER'))
