@@ -246,13 +246,13 @@ DELETE FROM idem_keys;
 --
 SELECT outcome FROM idem_claim('shop', 'heap-only-000001');
 SELECT pg_relation_size('idem_keys_resumable') + pg_relation_size('idem_keys_resumable_scopes') AS size \gset
-SELECT pg_stat_force_next_flush();
-SELECT pg_stat_get_tuples_hot_updated('idem_keys'::regclass) AS hot \gset
+BEGIN;
+SELECT pg_stat_get_xact_tuples_hot_updated('idem_keys'::regclass) AS hot \gset
 SELECT idem_heartbeat(scope, key, claim_token => claim_token) IS NOT NULL FROM idem_keys;
 SELECT idem_checkpoint(scope, key, 'charged', claim_token => claim_token) IS NOT NULL FROM idem_keys;
 SELECT idem_complete(scope, key, 200, claim_token => claim_token) FROM idem_keys;
-SELECT pg_stat_force_next_flush();
-SELECT pg_stat_get_tuples_hot_updated('idem_keys'::regclass) - :hot AS hot_updates;
+SELECT pg_stat_get_xact_tuples_hot_updated('idem_keys'::regclass) - :hot AS hot_updates;
+COMMIT;
 SELECT count(idem_claim('shop', 'not-indexed-' || to_char(n, 'FM0000'))) FROM generate_series(1, 2000) AS n;
 SELECT pg_relation_size('idem_keys_resumable') + pg_relation_size('idem_keys_resumable_scopes') = :size AS same_size;
 -- Rows with and without a request in one call: each is found if it has one.
