@@ -16,7 +16,7 @@ AS $$
 	FROM (
 		SELECT e.extowner FROM @S@.idem_p_extension AS e
 		UNION ALL
-		SELECT p.extowner FROM pg_extension AS p WHERE p.extname = 'idempotency'
+		SELECT p.extowner FROM pg_extension AS p WHERE p.extname = 'idempotency' AND p.extnamespace = '@S@'::regnamespace
 		UNION ALL
 		SELECT 'pg_database_owner'::regrole::oid
 	) AS o (owner)

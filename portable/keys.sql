@@ -642,31 +642,37 @@ DECLARE
 	pause float8 := 0.002;
 	rounds int := 0;
 BEGIN
-	IF key IS NULL OR octet_length(scope) BETWEEN 1 AND 512 IS NOT TRUE THEN
-		PERFORM @S@.idem_p_check_key_arguments(scope, key);
-	END IF;
-	IF request_hash IS NULL OR octet_length(request_hash) NOT BETWEEN 1 AND 64 THEN
-		PERFORM @S@.idem_p_check_hash(request_hash, 'request_hash');
-	END IF;
-	IF ttl IS NOT NULL THEN
-		PERFORM @S@.idem_p_check_interval(ttl, 'ttl');
-	END IF;
-	IF lease IS NOT NULL THEN
-		PERFORM @S@.idem_p_check_interval(lease, 'lease');
-	END IF;
-	IF wait IS NOT NULL THEN
-		PERFORM @S@.idem_p_check_interval(wait, 'wait');
-		deadline := clock + wait;
-	END IF;
-	IF request IS NOT NULL THEN
-		PERFORM @S@.idem_p_check_size(pg_column_size(request) - 4, 'request');
-		PERFORM @S@.idem_p_check_text_size(pg_column_size(request), request, NULL, 'request');
-		IF getdatabaseencoding() <> 'UTF8' THEN
-			PERFORM @S@.idem_p_check_client_text(scope, request::text);
+	-- One expression for most calls, because a session prepares each expression again in each transaction.
+	IF (key IS NOT NULL AND octet_length(scope) BETWEEN 1 AND 512 AND octet_length(request_hash) BETWEEN 1 AND 64
+		AND ttl IS NULL AND lease IS NULL AND wait IS NULL AND request IS NULL
+		AND current_setting('transaction_read_only') = 'off') IS NOT TRUE
+	THEN
+		IF key IS NULL OR octet_length(scope) BETWEEN 1 AND 512 IS NOT TRUE THEN
+			PERFORM @S@.idem_p_check_key_arguments(scope, key);
 		END IF;
-	END IF;
-	IF current_setting('transaction_read_only') = 'on' THEN
-		PERFORM @S@.idem_p_check_writable();
+		IF request_hash IS NULL OR octet_length(request_hash) NOT BETWEEN 1 AND 64 THEN
+			PERFORM @S@.idem_p_check_hash(request_hash, 'request_hash');
+		END IF;
+		IF ttl IS NOT NULL THEN
+			PERFORM @S@.idem_p_check_interval(ttl, 'ttl');
+		END IF;
+		IF lease IS NOT NULL THEN
+			PERFORM @S@.idem_p_check_interval(lease, 'lease');
+		END IF;
+		IF wait IS NOT NULL THEN
+			PERFORM @S@.idem_p_check_interval(wait, 'wait');
+			deadline := clock + wait;
+		END IF;
+		IF request IS NOT NULL THEN
+			PERFORM @S@.idem_p_check_size(pg_column_size(request) - 4, 'request');
+			PERFORM @S@.idem_p_check_text_size(pg_column_size(request), request, NULL, 'request');
+			IF getdatabaseencoding() <> 'UTF8' THEN
+				PERFORM @S@.idem_p_check_client_text(scope, request::text);
+			END IF;
+		END IF;
+		IF current_setting('transaction_read_only') = 'on' THEN
+			PERFORM @S@.idem_p_check_writable();
+		END IF;
 	END IF;
 
 	<<look>>
@@ -706,7 +712,7 @@ BEGIN
 								THEN CASE WHEN pg_try_advisory_xact_lock(478, @S@.idem_p_lock_number(i.seed, idem_claim.scope, idem_claim.key))
 									THEN pg_try_advisory_lock(482, 0) AND pg_advisory_unlock(482, 0) END END OFFSET 0) AS t OFFSET 0) AS n
 					ON CONFLICT ON CONSTRAINT idem_keys_pkey DO NOTHING
-					RETURNING 'new', k.claim_token, 1, NULL, NULL, NULL, NULL, NULL, NULL, k.lease_expires_at,
+					RETURNING 'new', k.claim_token, 1, NULL::int, NULL::json, NULL, NULL::bytea, NULL, NULL::json, k.lease_expires_at,
 						CASE WHEN @S@.idem_p_remember_claim(k.claim_token) <> '' THEN k.expires_at END INTO result;
 				IF FOUND THEN
 					RETURN result;
@@ -740,6 +746,8 @@ BEGIN
 					CONTINUE look;
 				END IF;
 			END;
+		ELSIF verdict IN ('replay', 'erased') THEN
+			RETURN (verdict, NULL, NULL, found_status, found_headers, found_body, found_bytes, NULL, NULL, NULL, found_expiry)::@S@.idem_claim_result;
 		END IF;
 
 		IF verdict IN ('in_progress', 'lapsed') THEN
@@ -895,13 +903,7 @@ BEGIN
 			RAISE EXCEPTION USING ERRCODE = 'XX001', MESSAGE = 'unrecognized state in table "idem_keys"';
 		END IF;
 		result.outcome := verdict;
-		IF verdict IN ('replay', 'erased') THEN
-			result.response_status := found_status;
-			result.response_headers := found_headers;
-			result.response_body := found_body;
-			result.response_bytes := found_bytes;
-			result.expires_at := found_expiry;
-		ELSIF verdict = 'in_progress' AND NOT is_own THEN
+		IF verdict = 'in_progress' AND NOT is_own THEN
 			result.lease_expires_at := found_lease_end;
 		END IF;
 		RETURN result;

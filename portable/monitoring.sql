@@ -87,17 +87,42 @@ END
 
 --@ idem_table_faults plpgsql
 BEGIN
-	RETURN QUERY SELECT 'idem_p_configuration', 'settings differ from "idem_p_configuration": call idem_configure(), with any of them'
-		WHERE EXISTS (SELECT FROM @S@.idem_p_known_settings AS k LEFT JOIN @S@.idem_p_configuration AS c ON c.name = k.name
-			WHERE coalesce(@S@.idem_p_parse_setting(k.name, c.value), k.fallback) <> @S@.idem_p_configured(k.name));
-	RETURN QUERY SELECT 'idem_p_configuration', format('PUBLIC or other roles have privileges on %s: call idem_grant() again',
-			string_agg(DISTINCT t.label, ', '))
-		FROM @S@.idem_p_open_tables() AS t HAVING count(*) > 0;
-	RETURN QUERY SELECT 'idem_p_installation', CASE
-			WHEN f.grantee = 0 THEN format('PUBLIC can execute %s functions: call idem_grant() again', count(*))
-			ELSE format('role "%1$s" can execute %2$s functions: unless it is an administrator, REVOKE ALL ON ALL FUNCTIONS IN SCHEMA %3$s FROM %1$s, and grant again what it needs',
-				f.grantee::regrole, count(*), '@S@'::regnamespace) END
-		FROM @S@.idem_p_open_functions() AS f GROUP BY f.grantee;
+	-- One row for each name, because idem_metrics() has one sample for each.
+	RETURN QUERY SELECT f.name, string_agg(f.fault, '; ') FROM (
+		SELECT 'idem_p_configuration', 'settings differ from "idem_p_configuration": call idem_configure(), with any of them'
+			WHERE EXISTS (SELECT FROM @S@.idem_p_known_settings AS k LEFT JOIN @S@.idem_p_configuration AS c ON c.name = k.name
+				WHERE coalesce(@S@.idem_p_parse_setting(k.name, c.value), k.fallback) <> @S@.idem_p_configured(k.name))
+		UNION ALL
+		SELECT 'idem_p_configuration', format('PUBLIC or other roles have privileges on %s: call idem_grant() again',
+				string_agg(DISTINCT t.label, ', '))
+			FROM @S@.idem_p_open_tables() AS t HAVING count(*) > 0
+		UNION ALL
+		SELECT 'idem_p_installation', CASE
+				WHEN f.grantee = 0 THEN format('PUBLIC can execute %s functions: call idem_grant() again', count(*))
+				ELSE format('role "%1$s" can execute %2$s functions: unless it is an administrator, REVOKE ALL ON ALL FUNCTIONS IN SCHEMA %3$s FROM %1$s, and grant again what it needs',
+					f.grantee::regrole, count(*), '@S@'::regnamespace) END
+			FROM @S@.idem_p_open_functions() AS f GROUP BY f.grantee
+		UNION ALL
+		-- The bodies call functions by the name of their schema, and run triggers.  A member of the owner's role
+		-- has its rights anyway.
+		SELECT 'idem_p_installation', format('%s can get all rights of role "%s", which owns the functions: %s',
+				coalesce('role "' || nullif(r.oid, 0)::regrole || '"', 'PUBLIC'), CURRENT_USER, c.remedy)
+			FROM pg_namespace AS n
+			JOIN pg_database AS d ON d.datname = current_database()
+			CROSS JOIN LATERAL (
+				SELECT n.nspowner, format('ALTER SCHEMA %s OWNER TO %I', n.oid::regnamespace, CURRENT_USER)
+				UNION ALL
+				SELECT a.grantee, format('REVOKE CREATE ON SCHEMA %s FROM %s', n.oid::regnamespace,
+						coalesce(nullif(a.grantee, 0)::regrole::text, 'PUBLIC'))
+					FROM aclexplode(n.nspacl) AS a WHERE a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
+				UNION ALL
+				SELECT p.proowner, format('DROP TRIGGER %I ON %s', t.tgname, k.oid::regclass)
+					FROM pg_class AS k JOIN pg_trigger AS t ON t.tgrelid = k.oid JOIN pg_proc AS p ON p.oid = t.tgfoid
+					WHERE k.relnamespace = n.oid AND starts_with(k.relname::text, 'idem_')
+			) AS c (creator, remedy)
+			CROSS JOIN LATERAL (SELECT CASE WHEN c.creator = 'pg_database_owner'::regrole THEN d.datdba ELSE c.creator END) AS r (oid)
+			WHERE n.oid = '@S@'::regnamespace AND (r.oid = 0 OR NOT pg_has_role(r.oid, CURRENT_USER, 'MEMBER'))
+		) AS f (name, fault) GROUP BY f.name;
 	RETURN QUERY SELECT t.name, CASE
 			WHEN c.oid IS NULL THEN format('"%s" of extension "idempotency" is missing', t.name)
 			WHEN c.relpersistence <> 'p' THEN format('%s "%s" is unlogged', CASE c.relkind WHEN 'S' THEN 'sequence' ELSE 'table' END, t.name)
