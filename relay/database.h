@@ -27,17 +27,22 @@
  * installed it, so that no other role can make the relay call its functions.
  */
 #define RELAY_SCHEMA_QUERY \
-	"SELECT pg_catalog.quote_ident(n.nspname)" \
-	" FROM pg_catalog.pg_namespace n" \
-	" WHERE n.oid OPERATOR(pg_catalog.=) coalesce(" \
-	"(SELECT e.extnamespace FROM pg_catalog.pg_extension e" \
-	" WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency')," \
-	" (SELECT c.relnamespace FROM pg_catalog.pg_class c" \
-	" JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) c.relowner" \
+	"WITH trusted AS (SELECT r.oid FROM pg_catalog.pg_roles r" \
 	" JOIN pg_catalog.pg_database d" \
 	" ON d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()" \
-	" WHERE c.relname OPERATOR(pg_catalog.=) 'idem_p_installation'" \
-	" AND (r.rolsuper OR r.oid OPERATOR(pg_catalog.=) d.datdba)))"
+	" WHERE r.rolsuper OR r.oid OPERATOR(pg_catalog.=) d.datdba)," \
+	" extension AS (SELECT e.extnamespace, e.extowner" \
+	" FROM pg_catalog.pg_extension e" \
+	" WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency')" \
+	" SELECT pg_catalog.quote_ident(n.nspname)" \
+	" FROM pg_catalog.pg_namespace n" \
+	" WHERE n.oid OPERATOR(pg_catalog.=) coalesce(" \
+	"(SELECT e.extnamespace FROM extension e" \
+	" JOIN trusted t ON t.oid OPERATOR(pg_catalog.=) e.extowner)," \
+	" (SELECT c.relnamespace FROM pg_catalog.pg_class c" \
+	" JOIN trusted t ON t.oid OPERATOR(pg_catalog.=) c.relowner" \
+	" WHERE c.relname OPERATOR(pg_catalog.=) 'idem_p_installation')," \
+	" (SELECT e.extnamespace FROM extension e))"
 
 /*
  * The timeline of a server that is not a standby.  Some services that resemble

@@ -493,6 +493,22 @@ def operates_in_any_encoding(world):
             other.connection.close()
 
 
+def squatted(world):
+    """A role that creates the extension beside an installation of the portable edition does not lead the relay away."""
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), '../../portable/build/idempotency.sql')
+    world.query('CREATE ROLE squatter LOGIN')
+    world.query('CREATE DATABASE other')
+    try:
+        subprocess.run(['psql', '-X', '-q', '-d', 'other', '-f', script], check=True)
+        subprocess.run(['psql', '-X', '-q', '-d', 'other', '-c', 'CREATE SCHEMA hers AUTHORIZATION squatter'], check=True)
+        subprocess.run(['psql', '-X', '-q', '-d', 'other', '-U', 'squatter', '-c', 'CREATE TABLE hers.idem_keys ()',
+                        '-c', "CREATE EXTENSION idempotency SCHEMA hers VERSION 'unpackaged'"], check=True)
+        equal('the status', run('status', '--database=dbname=other')[::2], (0, ''))
+    finally:
+        world.query('DROP DATABASE other WITH (FORCE)')
+        world.query('DROP ROLE squatter')
+
+
 def fails_over(world):
     """A server that is promoted without the last transactions gives their ids to
     other messages, which the relay does not acknowledge for the lost ones."""
@@ -718,6 +734,7 @@ TESTS = [
     ('outbox: one event goes to three webhooks, each copy once', fans_out),
     ('operators: dead, groups, requeue and status', operates),
     ('operators: a database in any encoding', operates_in_any_encoding),
+    ('operators: another role has created the extension', squatted),
     ('database: a failover that loses transactions loses no later message', fails_over),
     ('database: a take that the old server answers after a failover loses no message', takes_late),
     ('outbox: a failover that loses transactions loses no later message', copies_after_failover),

@@ -174,6 +174,16 @@ is($node->safe_psql('shop', q{SELECT extversion, array_agg(DISTINCT proowner::re
 $node->safe_psql('postgres', 'ALTER DATABASE shop OWNER TO tenant');
 is(by('tenant', q{SELECT FROM idem_health(); SELECT FROM idem_cleanup(); SELECT FROM idem_grant('tenant')}), '', q{and the database's owner is an administrator});
 
+# A superuser takes a database over, in which its former owner has left a trigger.
+new_database();
+by('postgres', sprintf($extension, 'public'));
+by('tenant', q{
+	CREATE FUNCTION attack_of_trigger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM public.attack(); RETURN NULL; END $$;
+	CREATE TRIGGER attack AFTER UPDATE ON idem_outbox FOR EACH STATEMENT EXECUTE FUNCTION attack_of_trigger();});
+$node->safe_psql('postgres', 'ALTER DATABASE shop OWNER TO postgres');
+like(by('postgres', q{ALTER EXTENSION idempotency UPDATE TO '1.0'}),
+	qr/ERROR:  the installation of role tenant cannot become the C edition/, 'nor does one with a trigger of another role');
+
 # An extension without members, whose names are those of other objects
 new_database();
 by('tenant', q{
