@@ -568,11 +568,12 @@ def test_a_job_that_a_cancel_scope_ends_can_run_again_at_once(asynchronously):
     """anyio cancels each await of the task again."""
     key = new_key()
 
-    async def slow(job):
-        await anyio.sleep(30)
-
     async def test(idem, pool):
-        with anyio.move_on_after(0.3):
+        with anyio.CancelScope() as scope:
+            async def slow(job):
+                scope.cancel()
+                await anyio.sleep(30)
+
             await idem.job("u", key, slow)
         return (await idem.job("u", key, lambda job: job.finish(done), wait="5s")).status
 

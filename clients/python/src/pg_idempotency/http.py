@@ -397,7 +397,7 @@ def _refusal(error: IdempotencyError, guard: Guard) -> Answer | None:
 def _scope(found: Any) -> str:
     if not isinstance(found, str) or not found:
         raise TypeError(f"the guard's scope returned {found!r}, which is not a user or tenant: for a visitor who has "
-                        "not logged in, return an id of the session, or raise an error that refuses the visitor")
+                        "not logged in, return the id of a stored session, or raise an error that refuses the visitor")
     try:
         if len(found.encode()) <= MAX_SCOPE and "\0" not in found:
             return found
