@@ -324,8 +324,9 @@ flush(RelaySink *sink)
 }
 
 /*
- * Implement RelaySinkType.work: end the batch of the last round, and detect a
- * server that does not respond, or that the relay does not use any more.
+ * Implement RelaySinkType.work: end the batch of the last round, end the
+ * connection of a sink that is paused, and detect a server that does not
+ * respond, or that the relay does not use any more.
  */
 void
 relay_pipeline_work(RelaySink *sink, int64_t now)
@@ -347,6 +348,12 @@ relay_pipeline_work(RelaySink *sink, int64_t now)
 	}
 	if (pipeline->unsynced > 0)
 		end_batch(sink);
+	/* A call can have changed its session so that all later ones fail. */
+	if (sink->connected && sink->held_until > now && !sink->in_flight.first)
+	{
+		relay_pipeline_disconnect(sink);
+		sink->connected = false;
+	}
 	if (!sink->connected || !sink->in_flight.first)
 		return;
 	if (now >= limit)

@@ -334,6 +334,26 @@ def idle_sink(world):
         other.connection.close()
 
 
+def session_changed(world):
+    """After a call that changes its session, as SET without LOCAL does, the next ones get another."""
+    world.query("""
+        CREATE FUNCTION change(message_id uuid, topic text, message_key text, payload jsonb, headers jsonb) RETURNS void
+        LANGUAGE plpgsql AS $$
+        BEGIN
+            IF payload ? 'tenant' THEN
+                SET search_path = pg_catalog;
+            END IF;
+        END $$""")
+    relay = world.relay('--p.sink=postgres', '--p.topics=*', '--p.database=dbname=' + os.environ['PGDATABASE'], '--p.function=change', '--p.group=g').started()
+    world.publish('t', '{"tenant": 1}')
+    world.all_acked(1)
+    for n in range(10):
+        world.publish('t')
+    world.all_acked(11)
+    equal('the status', relay.stop(), 0)
+    world.query('DROP FUNCTION change')
+
+
 def own_statements(world):
     """Sinks that call different functions prepare statements of different names, so
     that none calls another's function if a pooler changes the session."""
@@ -729,6 +749,7 @@ TESTS = [
     ('postgres: a commit that fails delays the others of its batch little', commit_fails),
     ('postgres: a function that is replaced is called on a new connection', prepared_again),
     ('postgres: a sink that has nothing to deliver is not disabled', idle_sink),
+    ('postgres: a call that changes its session does not stop the sink', session_changed),
     ('postgres: statements of different functions have different names', own_statements),
     ('postgres: a server that is silent after the login is given up after timeout', silent_after_login),
     ('outbox: one event goes to three webhooks, each copy once', fans_out),
