@@ -7,7 +7,7 @@ import time
 
 from proxies import Gate, SlowLink
 from rabbit import Proxy, Rabbit, certificate
-from world import PROGRAM, equal, expect, free_port, until
+from world import PROGRAM, Broken, equal, expect, free_port, until
 
 broker = None
 
@@ -16,7 +16,11 @@ def start(world):
     """One broker for all tests; it takes long to start."""
     global broker
     if broker is None:
-        broker = Rabbit(world.directory)
+        try:
+            broker = Rabbit(world.directory)
+        except Broken:
+            # Another program has taken one of its ports.
+            broker = Rabbit(world.directory)
     elif broker.process is None:
         broker.start()
     return broker

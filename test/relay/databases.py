@@ -344,7 +344,8 @@ def session_changed(world):
                 SET search_path = pg_catalog;
             END IF;
         END $$""")
-    relay = world.relay('--p.sink=postgres', '--p.topics=*', '--p.database=dbname=' + os.environ['PGDATABASE'], '--p.function=change', '--p.group=g').started()
+    relay = world.relay('--p.sink=postgres', '--p.topics=*', '--p.database=dbname=' + os.environ['PGDATABASE'], '--p.function=change',
+                        '--p.group=g').started()
     world.publish('t', '{"tenant": 1}')
     world.all_acked(1)
     for n in range(10):

@@ -5,6 +5,7 @@ import os
 import socket
 import ssl
 import subprocess
+import tempfile
 import time
 
 import pika
@@ -33,8 +34,7 @@ def tls_server(directory, name):
 
 class Rabbit:
     def __init__(self, directory):
-        self.directory = os.path.join(directory, 'rabbit')
-        os.makedirs(self.directory)
+        self.directory = tempfile.mkdtemp(prefix='rabbit.', dir=directory)
         self.port, self.tls_port, self.epmd_port, distribution = (free_port() for _ in range(4))
         self.url = 'amqp://guest:guest@127.0.0.1:%d/%%2f' % self.port
         self.tls_url = 'amqps://guest:guest@localhost:%d/%%2f' % self.tls_port
@@ -98,7 +98,9 @@ class Rabbit:
     def stop(self):
         """Ends it at once, like a crash."""
         if self.process is not None:
-            os.killpg(self.process.pid, 9)
+            # It can have ended.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, 9)
             self.process.wait()
             self.process = None
 
