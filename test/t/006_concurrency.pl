@@ -136,8 +136,8 @@ $$;
 SQL
 my $transactions = finish_pgbench(start_pgbench($node, 'postgres',
 		{ race => "SELECT race();\n" },
-		'-c', '16', '-j', '2', '-T', '1', '-M', 'prepared'));
-cmp_ok($transactions, '>', 100, 'race: no error');
+		'-c', '16', '-j', '2', '-t', '500', '-M', 'prepared'));
+is($transactions, 8000, 'race: no error');
 is( $node->safe_psql('postgres',
 		"SELECT key, array_agg(outcome) FROM answers GROUP BY key
 		 HAVING count(*) FILTER (WHERE outcome = 'new') <> 1
