@@ -75,6 +75,8 @@ static void read_hosts(RelayServer *server);
 static void connect_first(RelayDatabase *database);
 static PGconn *begin(char **lists, const char *string, const char *password,
 					 const char *seconds);
+static int	make_lists(const RelayServer *server, int first, char **lists,
+					   char *why, size_t size);
 static char *rotate(const char *list, int by);
 static int	split_first(char **lists, int address, char *why, size_t size);
 static void repeat_first(char **list, int count);
@@ -334,13 +336,10 @@ relay_database_start(const RelayServer *server, int first,
 {
 	char	   *lists[RELAY_HOST_LISTS] = {NULL};
 	char		why[512];
-	int			i;
 
-	for (i = 0; server && i < RELAY_HOST_LISTS; i++)
-		lists[i] = rotate(server->host_lists[i], first % server->nhosts);
 	/* libpq reports a failure in its turn. */
 	if (server)
-		(void) split_first(lists, first / server->nhosts, why, sizeof(why));
+		(void) make_lists(server, first, lists, why, sizeof(why));
 	return begin(lists, string, password, seconds);
 }
 
@@ -424,11 +423,7 @@ connect_first(RelayDatabase *database)
 	database->no_timeline = server->no_timeline;
 	if (database->losses == 0)
 		database->next_host = server->good_try;
-	for (i = 0; i < RELAY_HOST_LISTS; i++)
-		lists[i] = rotate(server->host_lists[i],
-						  database->next_host % server->nhosts);
-	count = split_first(lists, database->next_host / server->nhosts, why,
-						sizeof(why));
+	count = make_lists(server, database->next_host, lists, why, sizeof(why));
 	if (server->naddresses < count)
 		server->naddresses = count;
 	database->state = RELAY_DATABASE_CONNECTING;
@@ -450,6 +445,21 @@ connect_first(RelayDatabase *database)
 		lose(database, PQerrorMessage(database->connection));
 	else
 		watch(database, RELAY_LOOP_WRITE);
+}
+
+/*
+ * Make the lists of hosts for a try.  "first" is like "next_host" of a
+ * RelayDatabase.  Returns like split_first().
+ */
+static int
+make_lists(const RelayServer *server, int first, char **lists, char *why,
+		   size_t size)
+{
+	int			i;
+
+	for (i = 0; i < RELAY_HOST_LISTS; i++)
+		lists[i] = rotate(server->host_lists[i], first % server->nhosts);
+	return split_first(lists, first / server->nhosts, why, size);
 }
 
 /*
