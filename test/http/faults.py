@@ -91,9 +91,12 @@ def once_each(world, keys):
 def half_a_body(world):
     with world.adds():
         for cut, request in ((1, payment(new_key())), (20, payment(new_key())), (50, blob(new_key(), bytes(100)))):
-            connection = wire.Connection(world.shop.port)
-            connection.send(request.bytes()[:-cut])
-            connection.close()
+            for waits in (True, False):
+                connection = wire.Connection(world.shop.port)
+                connection.send(request.bytes()[:-cut])
+                if waits:               # the server's answer, or its end, comes after all effects
+                    connection.finish()
+                connection.close()
         time.sleep(0.3)
 
 

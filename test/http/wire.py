@@ -100,6 +100,15 @@ class Connection:
     def close(self):
         self.socket.close()
 
+    def finish(self):
+        """Send nothing more, and take what comes until the server closes."""
+        self.socket.shutdown(socket.SHUT_WR)
+        try:
+            while True:
+                self.more()
+        except (HungUp, TimeoutError):
+            pass
+
     def reset(self):
         """Close with a reset, as a client that was killed does."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b'\1\0\0\0\0\0\0\0')
