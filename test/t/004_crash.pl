@@ -15,15 +15,16 @@ CONF
 
 $node->safe_psql('postgres', $client_schema);
 
-# Kill a backend; the server ends all sessions and recovers.
+# Kill a backend; the server ends all sessions and recovers.  Returns false if it has
+# ended already.
 sub kill_backend
 {
 	my ($pid) = @_;
 	my $offset = -s $node->logfile;
 
-	kill('KILL', $pid) == 1 or die "no process $pid";
+	kill('KILL', $pid) == 1 or return 0;
 	$node->wait_for_log(qr/database system is ready to accept connections/, $offset);
-	return;
+	return 1;
 }
 
 sub stop_immediately
@@ -133,7 +134,7 @@ foreach my $mode ([ 'one', \@one_steps, \&after_one ], [ 'two', \@two_steps, \&a
 		my $session = session($node);
 
 		take_steps($session, $key, $last, @$steps);
-		kill_backend($session->pid);
+		kill_backend($session->pid) or die "the session has ended";
 		is($session->run('SELECT 1'), 'ERROR lost', "$key: the connection is lost");
 		$session->quit;
 		is_whole($key);
@@ -212,7 +213,7 @@ foreach my $crash ('killed', 'stopped')
 			't', "$two: prepared");
 		if ($crash eq 'killed')
 		{
-			kill_backend($session->pid);
+			kill_backend($session->pid) or die "the session has ended";
 		}
 		else
 		{
@@ -272,8 +273,7 @@ while ((time() - $began < 12 || $round < 5 || grep { $_ == 0 } values %met) && $
 				AND pid <> pg_backend_pid() ORDER BY pid OFFSET "
 			  . int(rand(8)) . " LIMIT 1");
 
-		$how = $pid eq '' ? 'nobody left to kill' : 'kill';
-		kill_backend($pid) if $pid ne '';
+		$how = $pid ne '' && kill_backend($pid) ? 'kill' : 'nobody left to kill';
 	}
 
 	push @wrong, finish_clients(\%told, \%met, @clients);
