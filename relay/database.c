@@ -248,7 +248,12 @@ relay_database_query(RelayDatabase *database, int64_t limit,
 						   NULL, NULL, 0))
 		lose(database, PQerrorMessage(database->connection));
 	else
+	{
 		continue_query(database);
+		/* It is answered already, so no event will begin the next round. */
+		if (database->state != RELAY_DATABASE_BUSY)
+			relay_loop_wake_at(database->server->loop, relay_now());
+	}
 }
 
 /*

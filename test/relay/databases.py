@@ -742,6 +742,15 @@ def without_timeline(world):
         world.query('GRANT EXECUTE ON FUNCTION pg_current_wal_lsn TO PUBLIC; DROP OWNED BY limited; DROP ROLE limited')
 
 
+def answers_at_once(world):
+    """An answer that is there as soon as its query is sent needs no other event to be noticed."""
+    for n in range(20):
+        world.publish('t', str(n))
+    relay = world.relay('--out.sink=stdout', '--out.topics=t', '--max_messages=1', environment=world.preload('answer_mock')).started()
+    world.all_acked(20, 10)
+    equal('the status', relay.stop(), 0)
+
+
 TESTS = [
     ('postgres: relays and the other server are killed; each effect once, in order', applied_once),
     ('postgres: a call that fails or takes too long fails alone', applied_alone),
@@ -767,4 +776,5 @@ TESTS = [
     ('database: a pooler before the new server, which is away, does not lead back to the old one', new_behind_pooler),
     ('outbox: after a failover, the old server does not stop the copies', copies_beside_old),
     ('database: a server that reports no timeline is used as well', without_timeline),
+    ('database: answers that are there at once delay nothing', answers_at_once),
 ]
