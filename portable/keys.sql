@@ -246,12 +246,17 @@ COMMENT ON FUNCTION @S@.idem_p_remember_claim(bigint) IS
 'Remembers that this transaction has taken the claim with this token.';
 
 -- For a transaction that has the locks of about 100 keys, so that a batch does not fill
--- the lock table.  It keeps a shared lock (482) instead, and the lock of the key only
--- while it draws and writes the token.  While a transaction has that shared lock, all
--- claims insert new keys here, because the insertion might have to wait for that transaction.
--- The lock of the key belongs to the session, so that it can be released.  If the shared
+-- the lock table.  It keeps a shared lock (482) instead of those of its other keys.  While
+-- a transaction has that shared lock, all claims insert new keys here, because the
+-- insertion might have to wait for that transaction.  If the shared
 -- lock is refused, a transaction keeps the locks of some hundred keys and then continues
 -- without it, because any role could hold it to let batches fill the lock table.
+--
+-- The tokens of a key must grow all the same.  So if another claim has drawn one since
+-- this did, which might belong to a record that was there meanwhile, this draws again when
+-- it has the row.  And whoever has the lock of the key might write a lower token later: if
+-- there is such a claim, before or after the insertion, this gives up.  It takes the lock
+-- and releases it in one expression, because a rollback would not release it.
 --
 -- The insertion gives up a wait of a millisecond.  If it waited for a transaction that has
 -- the key, the context of the error begins with a line that has the place of the row, as
@@ -270,17 +275,14 @@ DECLARE
 	callers_limit int;
 	context text;
 	clock timestamptz;
-	is_held boolean := false;
 	result @S@.idem_claim_result;
 BEGIN
 	LOCK TABLE @S@.idem_keys IN ROW EXCLUSIVE MODE;
 	LOOP
+		IF NOT (pg_try_advisory_lock(478, number) AND pg_advisory_unlock(478, number)) THEN
+			RETURN NULL;
+		END IF;
 		BEGIN
-			-- A rollback does not release the lock, so a cancel must not find it held outside of this block.
-			is_held := pg_try_advisory_lock(478, number);
-			IF NOT is_held THEN
-				RETURN NULL;
-			END IF;
 			result.claim_token := nextval('@S@.idem_claim_tokens');
 			clock := clock_timestamp();
 			result.outcome := 'new';
@@ -295,13 +297,21 @@ BEGIN
 				ON CONFLICT ON CONSTRAINT idem_keys_pkey DO NOTHING;
 			IF NOT FOUND THEN
 				result.outcome := 'exists';
+			ELSE
+				IF (SELECT t.last_value FROM @S@.idem_claim_tokens AS t) <> result.claim_token THEN
+					UPDATE @S@.idem_keys AS k SET claim_token = nextval('@S@.idem_claim_tokens')
+						WHERE k.key = p_key AND k.scope = p_scope RETURNING k.claim_token INTO result.claim_token;
+				END IF;
+				IF NOT (pg_try_advisory_lock(478, number) AND pg_advisory_unlock(478, number)) THEN
+					RAISE SQLSTATE 'IDR00';
+				END IF;
 			END IF;
 			PERFORM set_config('lock_timeout', timeout, true);
-			is_held := NOT pg_advisory_unlock(478, number);
 			RETURN result;
 		EXCEPTION
+			WHEN SQLSTATE 'IDR00' THEN
+				RETURN NULL;
 			WHEN lock_not_available THEN
-				is_held := is_held AND NOT pg_advisory_unlock(478, number);
 				GET STACKED DIAGNOSTICS context = PG_EXCEPTION_CONTEXT;
 				IF context ~ '^[^\n]*[0-9]+, ?[0-9]+' OR longest_wait = 256 THEN
 					RETURN NULL;
@@ -311,9 +321,6 @@ BEGIN
 					RAISE;
 				END IF;
 				longest_wait := least(longest_wait * 2, callers_limit);
-			WHEN OTHERS OR query_canceled THEN
-				is_held := is_held AND NOT pg_advisory_unlock(478, number);
-				RAISE;
 		END;
 	END LOOP;
 END

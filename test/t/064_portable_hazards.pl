@@ -433,6 +433,28 @@ $node->psql('shop', join('', map { "SET statement_timeout = '@{[ 5 + 2 * $_ ]} m
 	stdout => \my $output, on_error_stop => 0, connstr => $node->connstr('shop') . " options='-c search_path=idem'");
 is($output =~ s/.*\n//sr, 0, 'a batch that is canceled keeps no lock');
 
+# Beside a transaction that has so many keys that it keeps no locks of them
+my ($crowd, $claimer, $canceler) = map { session($node, 'shop') } 1 .. 3;
+my $claimer_pid = $claimer->pid;
+my %outcomes;
+
+$_->run('SET search_path = idem') foreach $crowd, $claimer;
+$crowd->run(q{BEGIN; SELECT count(*) FROM idem_claim_many('s', ARRAY(SELECT 'large-crowd-' || n FROM generate_series(100001, 100500) AS g (n)))});
+$canceler->send(qq{DO \$\$
+	BEGIN
+		FOR n IN 1 .. 2200 LOOP
+			PERFORM pg_cancel_backend($claimer_pid), pg_sleep(random() * 0.004);
+		END LOOP;
+	END \$\$});
+$outcomes{ $claimer->run(q{SELECT outcome FROM idem_claim('s', 'large-crowd-100500')}) }++ foreach 1 .. 900;
+$canceler->result;
+note(join(', ', map { "$outcomes{$_} times $_" } sort keys %outcomes));
+is($claimer->run(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()}),
+	0, 'claims that are canceled beside a large batch keep no lock');
+$crowd->run('ROLLBACK');
+is($node->safe_psql('shop', q{SET search_path = idem; SELECT outcome FROM idem_claim('s', 'large-crowd-100500')}), 'new', 'and hold no key');
+$_->quit foreach $crowd, $claimer, $canceler;
+
 #
 # An extension, made by a superuser that is not the owner
 #
