@@ -248,15 +248,16 @@ COMMENT ON FUNCTION @S@.idem_p_remember_claim(bigint) IS
 -- For a transaction that has the locks of about 100 keys, so that a batch does not fill
 -- the lock table.  It keeps a shared lock (482) instead of those of its other keys.  While
 -- a transaction has that shared lock, all claims insert new keys here, because the
--- insertion might have to wait for that transaction.  If the shared
--- lock is refused, a transaction keeps the locks of some hundred keys and then continues
--- without it, because any role could hold it to let batches fill the lock table.
+-- insertion might have to wait for that transaction.  If the shared lock is refused, a
+-- transaction keeps the locks of some hundred keys and then continues without it, because
+-- any role could hold it to let batches fill the lock table.
 --
--- The tokens of a key must grow all the same.  So if another claim has drawn one since
--- this did, which might belong to a record that was there meanwhile, this draws again when
--- it has the row.  And whoever has the lock of the key might write a lower token later: if
--- there is such a claim, before or after the insertion, this gives up.  It takes the lock
--- and releases it in one expression, because a rollback would not release it.
+-- The tokens of a key must grow all the same.  If another token was drawn since this claim
+-- drew its own, a record of the key that has been deleted since can have had it, so this
+-- claim draws again when it has the row.  A claim that has the lock of the key can write a
+-- lower token later.  If there is one, before or after the insertion, this claim gives up.
+-- It takes the lock and releases it in one expression, because a rollback would not
+-- release it.
 --
 -- The insertion gives up a wait of a millisecond.  If it waited for a transaction that has
 -- the key, the context of the error begins with a line that has the place of the row, as

@@ -433,7 +433,7 @@ $node->psql('shop', join('', map { "SET statement_timeout = '@{[ 5 + 2 * $_ ]} m
 	stdout => \my $output, on_error_stop => 0, connstr => $node->connstr('shop') . " options='-c search_path=idem'");
 is($output =~ s/.*\n//sr, 0, 'a batch that is canceled keeps no lock');
 
-# Beside a transaction that has so many keys that it keeps no locks of them
+# Beside a transaction with 500 keys, which does not keep the lock of each
 my ($crowd, $claimer, $canceler) = map { session($node, 'shop') } 1 .. 3;
 my $claimer_pid = $claimer->pid;
 my %outcomes;
