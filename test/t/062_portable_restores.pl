@@ -1,5 +1,6 @@
 # The portable edition, installed by psql: its exit status, two installations in one
-# database, and dumps that are restored without privileges, or only with data.
+# database, and dumps that are restored without privileges, or only with data.  What
+# docs/portable.md says of pg_tle and PostgREST.
 
 use IdempotencyTest;
 
@@ -13,6 +14,7 @@ $node->safe_psql('postgres', q{
 	CREATE DATABASE two OWNER installer;
 	CREATE DATABASE restored OWNER installer;
 	CREATE DATABASE data_only OWNER installer;
+	CREATE DATABASE managed OWNER installer;
 });
 
 # The exit status, output and errors of psql, called by the installer.
@@ -122,5 +124,39 @@ $node->command_ok([ 'psql', '-X', '-q', '-d', $node->connstr('superusers'), '-v'
 like( $errors, qr/WARNING:.*ALTER DATABASE superusers SET idempotency\.key_format = 'uuid';\nALTER DATABASE superusers SET idempotency\.max_lease = '1 h';/s,
 	'a change to the C edition warns of settings that end with it');
 unlike($errors, qr/ERROR/, 'and happens');
+
+#
+# pg_tle gets the extension's script, and PostgREST a function of the page
+#
+install('managed', '-v', 'schema=idem', '-f', $script);
+by('installer', 'managed', q{
+	CREATE SCHEMA pgtle;
+	CREATE TABLE installed (name text, version text, script text);
+	CREATE FUNCTION pgtle.install_extension(name text, version text, description text, ext text, requires text[] DEFAULT NULL)
+		RETURNS boolean LANGUAGE sql AS 'INSERT INTO installed VALUES (name, version, ext) RETURNING true'});
+($status, $output, $errors) = install('managed', '-f', 'portable/build/idempotency-tle.sql');
+is("$status $errors", '0 ', 'the file for pg_tle runs');
+is(by('installer', 'managed', q{SELECT name || ' ' || version FROM installed}), 'idempotency 1.0-portable', 'and names the extension');
+my $passed = by('installer', 'managed', 'SELECT script FROM installed');
+my $expected = slurp_file('portable/build/idempotency--1.0-portable.sql') =~ s/^\\echo.*\n//mgr;
+ok(join(' ', split(' ', $passed)) eq join(' ', split(' ', $expected)), 'and passes its script');
+
+my ($recipe) = slurp_file('docs/portable.md') =~ /^(CREATE FUNCTION api\.place_order.*?^END \$\$;)$/ms;
+by('installer', 'managed', qq{
+	SELECT FROM idem.idem_grant('tenant');
+	CREATE SCHEMA api;
+	CREATE SCHEMA shop;
+	GRANT USAGE ON SCHEMA api, shop TO tenant;
+	CREATE FUNCTION shop.place_order(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
+	$recipe});
+is( by('tenant', 'managed', q{
+		BEGIN;
+		SET LOCAL request.jwt.claims = '{"sub": "alice"}';
+		SET LOCAL request.headers = '{"idempotency-key": "order-00000000001"}';
+		SELECT api.place_order('{"sku": 1}')::jsonb, current_setting('response.status');
+		SELECT api.place_order('{"sku": 1}')::jsonb, current_setting('response.status');
+		SELECT api.place_order('{"sku": 2}'), current_setting('response.status');
+		COMMIT;}),
+	qq({"sku": 1}|200\n{"sku": 1}|200\n"hash_conflict"|422), 'the function for PostgREST: the work, its replay, and a conflict');
 
 done_testing();
