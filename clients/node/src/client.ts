@@ -589,7 +589,8 @@ export class Idempotency<Tx = PoolClient> {
         return newResult(response, storedResponse(response, claim, options).whole)
       } catch (error) {
         // If the record was completed with our token, our transaction committed. An attempt that took over has another token.
-        if (own.session || !isRepeated || !isLoss(error) || await this.complete(scope, key, 200, { claimToken }).catch(() => true)) throw error
+        const claimed = (): Promise<boolean> => this.complete(scope, key, 200, { claimToken })
+        if (own.session || !isRepeated || !isLoss(error) || await claimed().catch(claimed).catch(() => true)) throw error
         return { ...storedResult('new', (await this.lookup(scope, key))!), replayed: false }
       } finally {
         await own.session?.release()

@@ -113,7 +113,8 @@ export function spanned<T>(name: string, run: (span?: Span) => Promise<T> | T): 
     try {
       return await run(span)
     } catch (error) {
-      span.recordException(error as Error)
+      // The text of an error can have a part of the key.
+      span.setAttribute('error.type', (error as Error)?.name ?? 'Error')
       span.setStatus({ code: api!.SpanStatusCode.ERROR })
       throw error
     } finally {

@@ -505,7 +505,7 @@ function transactionHandle(client: PoolClientLike): TransactionHandle<PoolClient
 }
 
 /** The functions that jobs call and that wait for no other transaction. */
-const PROMPT = new Set(['checkpoint', 'heartbeat', 'fail', 'release', 'lookup'])
+const PROMPT = new Set(['checkpoint', 'complete', 'heartbeat', 'fail', 'release', 'lookup'])
 
 /** Runs a statement on any connection of the pool. name is its function. */
 export async function performOnPool<T>(pool: PoolLike, statement: Statement<T>, name?: string): Promise<T> {

@@ -7,7 +7,7 @@ import { context, metrics, trace } from '@opentelemetry/api'
 import { AsyncLocalStorageContextManager } from '@opentelemetry/context-async-hooks'
 import { AggregationTemporality, InMemoryMetricExporter, MeterProvider, PeriodicExportingMetricReader } from '@opentelemetry/sdk-metrics'
 import { BasicTracerProvider, InMemorySpanExporter, SimpleSpanProcessor, type ReadableSpan } from '@opentelemetry/sdk-trace-base'
-import { InProgress, KeyReused, type Client, type Observers, type OutcomeEvent } from 'pg-idempotency'
+import { InProgress, KeyInvalid, KeyReused, type Client, type Observers, type OutcomeEvent } from 'pg-idempotency'
 import { MemoryIdempotency } from 'pg-idempotency/memory'
 import { key, World } from './support.js'
 
@@ -91,6 +91,10 @@ for (const [over, make] of clients) {
     assert.deepEqual(replay.links.map((link) => [link.context.traceId, link.context.spanId]), [[traceId, request.spanContext().spanId]])
     assert.deepEqual(replay.attributes, { 'db.system.name': 'postgresql', 'idempotency.outcome': 'replay', ...(replay.attributes['idempotency.attempt'] ? { 'idempotency.attempt': 1 } : {}) })
     for (const span of done()) assert.ok(!JSON.stringify([span.attributes, span.events]).includes('secret'))
+    spans.reset()
+    await assert.rejects(idem.request({ scope: 'a secret scope', key: 'secret key' }, handler), KeyInvalid)
+    assert.equal(named('idempotency.request').attributes['error.type'], 'KeyInvalid')
+    for (const span of done()) assert.ok(!JSON.stringify([span.attributes, span.events, span.status]).includes('secr'))
   })
 
   test(`${over}: a job's spans; scope and key only if asked for`, async () => {

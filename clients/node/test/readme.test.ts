@@ -19,7 +19,8 @@ const { version } = JSON.parse(await readFile(new URL('../../package.json', impo
 /** The samples as a program, which then sends a request twice to each of their routes. */
 const program = (samples: string): string => `${samples.match(/^import .*$/gm)!.join('\n')}
 const bank = { charge: async ({ key }) => ({ id: 'ch_' + key.length }) }
-${samples.replace(/^import .*$/gm, '')}
+${samples.replace(/^import .*$/gm, '').replace(/^const app = .*$/m, "$&\napp.use((req, res, next) => { req.user = { id: req.get('X-User') }; next() })")
+    .replace('const server = Fastify()', "$&\nserver.addHook('onRequest', async (request) => { request.user = { id: request.headers['x-user'] } })")}
 
 const listening = app.listen(0, '127.0.0.1')
 await new Promise((resolve) => listening.on('listening', resolve))
@@ -45,7 +46,9 @@ test('the samples of the README are TypeScript, too, under strict', async () => 
   const file = new URL(`../readme.${process.pid}.ts`, import.meta.url).pathname
   // What JavaScript cannot say: the type of a body.
   const text = `${samples.replace("server.post('/orders'", "server.post<{ Body: { sku: string } }>('/orders'")}
-declare const bank: { charge(what: { amount: number; key: string; signal?: AbortSignal }): Promise<{ id: string }> }`
+declare const bank: { charge(what: { amount: number; key: string; signal?: AbortSignal }): Promise<{ id: string }> }
+declare global { namespace Express { interface Request { user: { id: string } } } }
+declare module 'fastify' { interface FastifyRequest { user: { id: string } } }`
   assert.ok(text.includes('server.post<'))
   await writeFile(file, text)
   try {

@@ -77,6 +77,8 @@ export class Proxy {
   /** Words of a query from which on the connection is silent: nothing goes through, and nothing is closed. */
   muteBefore: string | undefined
   muteAfter: string | undefined
+  /** The next muteBefore, once cutAfter has cut a connection. */
+  muteAfterCut: string | undefined
   #sockets = new Set<Socket>()
   private constructor(readonly server: Server) {}
 
@@ -132,6 +134,7 @@ export class Proxy {
       if (mute) return
       if (this.cutAfter && data.includes(`${this.cutAfter}\0`)) {
         this.cutAfter = undefined
+        this.muteBefore = this.muteAfterCut
         return cut()
       }
       near.write(data)
