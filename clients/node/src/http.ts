@@ -2,7 +2,6 @@
  * The common part of all middleware: the header Idempotency-Key of the IETF
  * draft, which has expired and is not a standard, problem documents, and replays.
  */
-import { createHash } from 'node:crypto'
 import type { ServerResponse } from 'node:http'
 import {
   checkedCount, checkedTimes, newResult, problem, RETRIED, storable, type Client, type Job, type Response, type Result,
@@ -13,6 +12,7 @@ import {
   sqlstateOf, TimedOut,
 } from './errors.js'
 import type { Lease, RequestIdentity, Timeout, Ttl, Wait } from './functions.js'
+import { hashedKey } from './keys.js'
 import { isUnreachable } from './postgres.js'
 import { checkedNames, describe, headers as headerDocument, type Headers } from './values.js'
 
@@ -195,7 +195,7 @@ export async function serve<Tx>(client: Client<Tx>, request: HttpRequest, option
   }
   const { ttl, ttlMs, wait, waitMs, lease, leaseMs, timeout, timeoutMs } = options
   const common = {
-    scope, key: options.anyKey && key !== undefined ? `sha256:${createHash('sha256').update(key).digest('hex')}` : key ?? '',
+    scope, key: options.anyKey && key !== undefined ? hashedKey(key) : key ?? '',
     ttl, ttlMs, wait, waitMs, timeout, timeoutMs, store, maxResponseSize,
   }
   const storedResponse = (response: Response): Response => {

@@ -11,8 +11,17 @@ export function newKey(): string {
   const now = BigInt(Math.floor((performance.timeOrigin + performance.now()) * 4096))
   last = now > last ? now : last + 1n
   const random = randomBytes(8).readBigUInt64BE() >> 2n
-  const bits = ((last >> 12n) << 80n) | (7n << 76n) | ((last & 0xfffn) << 64n) | (2n << 62n) | random
-  const hex = bits.toString(16).padStart(32, '0')
+  return uuid(7n, (last >> 12n) << 80n | (last & 0xfffn) << 64n | random)
+}
+
+/** The key that stands for any text: a UUID of version 8 made of its SHA-256, which every format of keys accepts. */
+export function hashedKey(text: string): string {
+  return uuid(8n, BigInt(`0x${createHash('sha256').update(text).digest('hex').slice(0, 32)}`))
+}
+
+/** A UUID of these 128 bits, whose bits of version and variant are replaced. */
+function uuid(version: bigint, bits: bigint): string {
+  const hex = (bits & ~(0xfn << 76n | 3n << 62n) | version << 76n | 2n << 62n).toString(16).padStart(32, '0')
   return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20)}`
 }
 

@@ -208,6 +208,9 @@ inEach('any key of up to 255 characters', { anyKey: true }, async (send) => {
   }
   is(await send('[1]', { key: `"${'k'.repeat(256)}"` }), 400)
   is(await send('[1]', { key: '""' }), 400)
+  await send('[1]', { key: '"abc"' })
+  // The same key in both languages, and in every format of keys.
+  assert.equal((await world.sql("SELECT FROM idem_keys WHERE key = 'ba7816bf-8f01-8fea-8141-40de5dae2223'")).length, 1)
 })
 
 inEach('methods that are not guarded', { methods: ['POST'] }, async (send) => {

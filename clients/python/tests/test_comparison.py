@@ -20,7 +20,7 @@ from pg_idempotency import fastapi as for_fastapi
 from pg_idempotency import flask as for_flask
 from pg_idempotency import starlette as for_starlette
 from pg_idempotency.comparison import form_keys
-from pg_idempotency.http import Exchange, Guard
+from pg_idempotency.http import Exchange, Guard, stored_key
 from pg_idempotency.memory import AsyncMemoryIdempotency, MemoryIdempotency
 
 JSON = "application/json"
@@ -280,6 +280,8 @@ def test_any_key_of_up_to_255_characters(asked):
     assert send(b"1", key='"' + "k" * 256 + '"')[0] == 400
     assert send(b"1", key='""')[0] == 400
     assert asked()(b"1", key='"x"')[0] == 400
+    # The same key in both languages, and in every format of keys.
+    assert stored_key("abc", True) == "ba7816bf-8f01-8fea-8141-40de5dae2223"
 
 
 def test_methods_that_are_not_guarded(asked):

@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import logging
 import re
+import uuid
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -334,12 +335,13 @@ def parse_key(values: Sequence[str], strict: bool = False) -> str:
 
 
 def stored_key(key: str, is_hashed: bool) -> str:
-    """The key, or a hash of it, which every format of keys but uuid accepts."""
+    """The key, or a UUID of version 8 made of its SHA-256, which every format of keys accepts."""
     if not is_hashed:
         return key
     if not 1 <= len(key) <= MAX_KEY:
         raise KeyInvalid(f"the key has {len(key)} characters, not 1 to {MAX_KEY}")
-    return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
+    bits = int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "big")
+    return str(uuid.UUID(int=bits & ~(0xf << 76 | 3 << 62) | 8 << 76 | 2 << 62))
 
 
 def _answer(response: Response | Result, *more: tuple[str, str]) -> Answer:
