@@ -306,6 +306,9 @@ function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined, drop?:
 
 const isLoss = (error: unknown): boolean => error instanceof ClaimLost || error instanceof ClaimNotFound
 
+/** Whether another connection can get the answer. */
+const isUnanswered = (error: unknown): boolean => isDead(error) || isUnreachable(error) || error instanceof TimedOut
+
 interface Own { session?: Session }
 /** Also repeats an attempt whose COMMIT is in doubt. The arguments of the attempt are whether the one before was, and where it puts its session. */
 function untilSettled<T>(attempt: (isRepeated: boolean, own: Own) => Promise<T>): Promise<T> {
@@ -589,9 +592,9 @@ export class Idempotency<Tx = PoolClient> {
         return newResult(response, storedResponse(response, claim, options).whole)
       } catch (error) {
         // If the record was completed with our token, our transaction committed. An attempt that took over has another token.
-        const claimed = (): Promise<boolean> => this.complete(scope, key, 200, { claimToken })
-        if (own.session || !isRepeated || !isLoss(error) || await claimed().catch(claimed).catch(() => true)) throw error
-        return { ...storedResult('new', (await this.lookup(scope, key))!), replayed: false }
+        if (own.session || !isRepeated || !isLoss(error) ||
+          await retryIfDead(() => this.complete(scope, key, 200, { claimToken }), isUnanswered).catch(() => true)) throw error
+        return { ...storedResult('new', (await retryIfDead(() => this.lookup(scope, key), isUnanswered))!), replayed: false }
       } finally {
         await own.session?.release()
       }
@@ -696,7 +699,7 @@ async function runJob<Tx>(core: Idempotency<Tx>, options: JobOptions, claim: Hel
         const copy = JSON.parse(jsonOf(value, `the step ${name} returned`)) as Json
         const sent = performance.now()
         await whileHeld(() => withRetries(() => retryIfDead(() => core.checkpoint(scope, key, printable(name, claim.encoding),
-          { recoveryState: { ...values, [name]: copy }, claimToken, ...lease }), (error) => isDead(error) || isUnreachable(error) || error instanceof TimedOut)))
+          { recoveryState: { ...values, [name]: copy }, claimToken, ...lease }), isUnanswered)))
         renewed = sent
         values[name] = copy
         seen.add(name)

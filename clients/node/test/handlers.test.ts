@@ -147,7 +147,8 @@ async function neverAnswered(): Promise<void> {
 /** Begun with the file, too: the server has half a minute for each answer. */
 let afterHalfAMinute: Promise<void>
 async function silentServers(): Promise<void> {
-  const cases: Record<string, (idem: Idempotency, one: string, mute: (where: 'cutAfter' | 'muteBefore' | 'muteAfter' | 'muteAfterCut', what: string) => void) => Promise<void>> = {
+  type Case = (through: Idempotency, one: string, mute: (where: 'cutAfter' | 'muteBefore' | 'muteAfter' | 'muteAfterCut', what: string) => void) => Promise<void>
+  const cases: Record<string, Case> = {
     'COMMIT is done, and not answered': async (through, one, mute) => {
       mute('muteAfter', 'COMMIT')
       const result = await through.request(options(one), makes(one))
@@ -165,13 +166,13 @@ async function silentServers(): Promise<void> {
       })
       assert.deepEqual([result.outcome, result.body], ['new', one])
     },
-    'the question whether the last COMMIT of a job is done': async (through, one, mute) => {
+    ...Object.fromEntries(['idem_complete', 'idem_lookup'].map((what) => [`${what}, whether the last COMMIT of a job is done`, (async (through, one, mute) => {
       let runs = 0
       const result = await through.job(options(one), async (job) => {
-        await job.finish((tx) => { runs++; mute('muteAfterCut', 'idem_complete'); mute('cutAfter', 'COMMIT'); return makes(one)(tx) })
+        await job.finish((tx) => { runs++; mute('muteAfterCut', what); mute('cutAfter', 'COMMIT'); return makes(one)(tx) })
       })
       assert.deepEqual([result.outcome, result.body, runs], ['new', one, 1])
-    },
+    }) satisfies Case])),
     'a claim': async (through, one, mute) => {
       mute('muteBefore', 'idem_claim')
       await assert.rejects(through.request(options(one), () => assert.fail('it ran')), TimedOut)
