@@ -453,6 +453,33 @@ is($claimer->run(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND
 	0, 'claims that are canceled beside a large batch keep no lock');
 $crowd->run('ROLLBACK');
 is($node->safe_psql('shop', q{SET search_path = idem; SELECT outcome FROM idem_claim('s', 'large-crowd-100500')}), 'new', 'and hold no key');
+
+# A trigger stands for what other sessions do between the steps of such a claim.
+by('installer', 'shop', q{
+	CREATE FUNCTION pause() RETURNS trigger LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM nextval('idem.idem_claim_tokens') WHERE NEW.key ~ 'another-draws';
+		PERFORM pg_sleep(2) WHERE NEW.key ~ 'another-locks';
+		RETURN NEW;
+	END $$;
+	CREATE TRIGGER pause BEFORE INSERT ON idem_keys FOR EACH ROW WHEN (NEW.key ~ '^another') EXECUTE FUNCTION pause();});
+my $lock_of = q{FROM (SELECT 478, idem.idem_p_lock_number(seed, 's', 'another-locks-0001') AS number FROM idem.idem_p_installation) AS i (class, number)};
+$crowd->run(q{BEGIN; SELECT count(*) FROM idem_claim_many('s', ARRAY(SELECT 'large-crowd-' || n FROM generate_series(100001, 100500) AS g (n)))});
+my $token = $crowd->run(q{SELECT claim_token FROM idem_claim('s', 'another-draws-0001')});
+is($crowd->run(q{SELECT claim_token, last_value FROM idem_keys, idem_claim_tokens WHERE key = 'another-draws-0001'}),
+	"$token|$token", 'a token that another claim draws before the insertion is lower');
+$crowd->send(q{SELECT outcome FROM idem_claim('s', 'another-locks-0001')});
+$node->poll_query_until('shop', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'});
+$claimer->run("SELECT pg_advisory_lock(class, number) $lock_of");
+is($crowd->result, 'in_progress', 'if a claim has the lock of the key after the insertion, it has the key');
+is($crowd->run(q{SELECT count(*) FROM idem_keys WHERE key = 'another-locks-0001'}), 0, 'and nothing is inserted');
+my $drawn = $crowd->run('SELECT last_value FROM idem_claim_tokens');
+is($crowd->run(q{SELECT outcome FROM idem_claim('s', 'another-locks-0001')}), 'in_progress', 'the same before the insertion');
+is($crowd->run('SELECT last_value FROM idem_claim_tokens'), $drawn, 'which then does not begin');
+$claimer->run("SELECT pg_advisory_unlock(class, number) $lock_of");
+is($crowd->run(q{SELECT outcome FROM idem_claim('s', 'another-locks-0001')}), 'new', 'and when it has ended, not any more');
+$crowd->run('ROLLBACK');
+by('installer', 'shop', 'DROP TRIGGER pause ON idem_keys; DROP FUNCTION pause()');
 $_->quit foreach $crowd, $claimer, $canceler;
 
 #
